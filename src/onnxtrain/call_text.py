@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -74,6 +75,27 @@ def split_list(text: str) -> list[str]:
     """
     parts = _split(text)
     return [text] if parts is None else [part for part in parts if part]
+
+
+_LONGEST: Final = 2**20
+"""Characters of the longest literal that is read."""
+
+
+def read_literal(text: str) -> Any:
+    """Return the value of a literal in Python's notation, whoever wrote it.
+
+    Raises:
+        ValueError: The text is no literal, is too long, or nests too deeply.
+
+    >>> read_literal("(1, 2.5)")
+    (1, 2.5)
+    """
+    try:
+        if len(text) <= _LONGEST:
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(f"no literal: {error}") from error
+    raise ValueError("too long for a literal")
 
 
 def _split(arguments: str) -> list[str] | None:

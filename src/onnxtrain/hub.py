@@ -20,7 +20,6 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.losses.loss_choice import resolve_loss
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.hub import client, explained, repository_of
-from onnxtrain.model_file.saving import data_files_of
 from onnxtrain.model_file.small_files import RefusedFileError, read_json
 from onnxtrain.public_names import public_names
 from onnxtrain.spelling import checks_arguments
@@ -95,8 +94,9 @@ def push_to_hub(
             source = model._file.path
         else:
             source = Path(model)
-            _copy_model(source, folder / file)
-            write_names(folder / file, read_names(ModelFile.load(source)))
+            found = ModelFile.load(source)
+            found.save(folder / file, {})
+            write_names(folder / file, read_names(found))
         (folder / CARD).write_text(
             model_card(folder / file, run=run, repo=repo, base_model=source, license=license), encoding="utf-8"
         )
@@ -164,23 +164,6 @@ def model_card(
     if record:
         parts.append(_training(record))
     return "\n".join(parts)
-
-
-def _copy_model(source: Path, target: Path) -> None:
-    locations = data_files_of(source) if source.is_file() else None
-    if locations is None:
-        raise ModelError(f"There is no model {str(source)!r}; check the path.")
-    if locations and source.name != target.name:
-        raise OptionError(f"The model has data files, so that its name must stay: file={source.name!r}.")
-    shutil.copy(source, target)
-    for location in locations:
-        if ".." in Path(location).parts or Path(location).is_absolute():
-            raise ModelError(f"The data file {location!r} of {str(source)!r} is outside its folder.")
-        (target.parent / location).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copy(source.parent / location, target.parent / location)
-        except OSError as error:
-            raise ModelError(f"The data file {location!r} of {str(source)!r} cannot be read: {error}.") from error
 
 
 def _record(run: Path) -> Mapping[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from onnxtrain.executor import Executor
 from onnxtrain.losses.heads import HeadMetric, no_labels_left
 from onnxtrain.metrics.base import MeanAccumulator
 from onnxtrain.renamed import VALIDATION, MetricValues
+from onnxtrain.report.formatting import plural
 from onnxtrain.schedules import Schedule
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.state import Parameters, State
@@ -48,6 +51,13 @@ from onnxtrain.weights.ties import value_reader
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
     from onnxtrain.training.inference.evaluation import Evaluator
+
+
+_logger = logging.getLogger(__name__)
+
+
+KEPT = "which save() writes."
+"""End of the message of an interruption without a checkpoint of the last step."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +221,7 @@ class Loop:
         self._prefetch = Prefetch(threaded=options.prefetch)
         self._stopping = Stopping()
         self._tokens = 0
+        self._not_written: set[int] = set()  # steps without their checkpoint
 
     def run(self) -> None:
         """Resume from a checkpoint if requested, and train until the last epoch.
@@ -240,6 +251,7 @@ class Loop:
             stack.callback(options.callbacks.close)
             if checkpoints.resume:
                 self._resume()
+            stack.callback(self._say_which_exist)
             self._run_epochs()
 
     def _run_epochs(self) -> None:
@@ -265,8 +277,11 @@ class Loop:
 
     def _interrupted(self) -> BaseException:
         """Return the exception of a signal that was received."""
-        kept = f"the trainer has the weights of step {self._position.step}, which save() writes."
-        return self._stopping.exception(f"Interrupted; {self._where_to_go_on() or kept}")
+        step = self._position.step
+        where = "" if step in self._not_written else self._where_to_go_on()
+        return self._stopping.exception(
+            f"Interrupted; {where or f'the trainer has the weights of step {step}, {KEPT}'}"
+        )
 
     def _epoch(self) -> None:
         progress, position = self._options.progress, self._position
@@ -369,7 +384,7 @@ class Loop:
 
     def _where_to_go_on(self) -> str:
         """Return the sentence of an error that names the newest checkpoint."""
-        newest = None if self._store is None else self._store.latest()
+        newest = self._newest()
         return "" if newest is None else f"'{newest}' is kept, resume=True goes on from there."
 
     def _end_epoch(self) -> None:
@@ -405,8 +420,24 @@ class Loop:
         )
 
     def _last_good(self) -> str:
-        newest = None if self._store is None else self._store.latest()
+        newest = self._newest()
         return "" if newest is None else f"The last good checkpoint is {newest}."
+
+    def _newest(self) -> Path | None:
+        with contextlib.suppress(CheckpointError):  # the folder was replaced by something else
+            return None if self._store is None else self._store.latest()
+        return None
+
+    def _say_which_exist(self) -> None:
+        """Warn at the end where checkpoints could not be written."""
+        if self._not_written and self._store is not None:
+            steps: list[int] = []
+            with contextlib.suppress(CheckpointError):
+                steps = self._store.steps()
+            held = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
+            text = "%s could not be written; %r holds %s."
+            count = plural(len(self._not_written), "checkpoint")
+            _logger.warning(text, count, os.fspath(self._store.folder), held)
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return the settings that a resumed training must share with its checkpoint."""
@@ -428,20 +459,22 @@ class Loop:
         if self._store is None:  # another rank writes
             return
         tensors |= {f"callbacks/{name}": array for name, array in options.callbacks.record_arrays().items()}
-        self._store.save(
-            self._position.step,
-            tensors,
-            {
-                "onnxtrain": __version__,
-                "fingerprint": self._fingerprint(),
-                "frozen": self._frozen,
-                "epochs": self._state.epochs,
-                "position": dataclasses.asdict(self._position) | {"learning_rate": options.rate.chosen},
-                "callbacks": options.callbacks.record(),
-                "left_out": list(options.names.left_out),
-                "pixels": {} if options.names.pixels is None else options.names.pixels.record(),
-            },
-        )
+        record = {
+            "onnxtrain": __version__,
+            "fingerprint": self._fingerprint(),
+            "frozen": self._frozen,
+            "epochs": self._state.epochs,
+            "position": dataclasses.asdict(self._position) | {"learning_rate": options.rate.chosen},
+            "callbacks": options.callbacks.record(),
+            "left_out": list(options.names.left_out),
+            "pixels": {} if options.names.pixels is None else options.names.pixels.record(),
+        }
+        try:
+            self._store.save(self._position.step, tensors, record)
+            self._not_written.discard(self._position.step)
+        except CheckpointError as error:
+            self._not_written.add(self._position.step)
+            _logger.warning("%s The training goes on, and the next checkpoint is tried.", error)
 
     def _resume(self) -> None:
         """Restore all values of a checkpoint except settings that may differ; rank 0 reads it for all ranks."""

@@ -456,7 +456,7 @@ class Trainer(TrainedModel):
         finally:
             self._executor.use_features(wanted=False)
         self._data.learn(dataset.columns)  # an iterable knows them only now
-        if folder is not None:
+        if folder is not None and not folder.waits:
             folder.finish(self, ema=ema)
         return history
 

@@ -236,7 +236,7 @@ def test_external_data_goes_with_the_slots(tmp_path):
     onnx.save(model, tmp_path / "a" / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=100)
     before = (tmp_path / "a" / "m.data").read_bytes()
     add_slots(tmp_path / "a" / "m.onnx", tmp_path / "b" / "slots.onnx")
-    assert (tmp_path / "b" / "m.data").read_bytes() == before == (tmp_path / "a" / "m.data").read_bytes()
+    assert (tmp_path / "b" / "slots.onnx.data").read_bytes() == before == (tmp_path / "a" / "m.data").read_bytes()
     assert run(session(tmp_path / "b" / "slots.onnx"), x).tobytes() == base.tobytes()
 
 

@@ -73,7 +73,7 @@ def test_weights_beyond_4_gib_train_as_others(options, tmp_path):
     assert expected[-1] < expected[0]
     for name in plain.names():
         np.testing.assert_array_equal(far.value(name), plain.value(name))
-    saved = (tmp_path / "far" / "tuned" / "model.data").stat()
+    saved = (tmp_path / "far" / "tuned" / "tuned.onnx.data").stat()
     assert saved.st_size == (tmp_path / "far" / "model.data").stat().st_size > 1 << 32
     assert saved.st_blocks * 512 < 1 << 20
 

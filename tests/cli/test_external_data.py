@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -169,3 +170,43 @@ def test_functions(made: Path, name: str) -> None:
         np.testing.assert_equal(found[0], found[1])
     with pytest.raises(ModelError, match=r"so that its folder is not known; give the path of the model instead\.$"):
         FUNCTIONS[name](onnx.load(path, load_external_data=False))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fit model.onnx --data train.npz --loss softmax_cross_entropy -o out/t.onnx --checkpoint kept --save-best loss",
+        "fit model.onnx --data train.npz --loss softmax_cross_entropy -o out/t.onnx --run run",
+        "fit model.onnx --data train.npz --loss softmax_cross_entropy --in-place",
+        "prune model.onnx --data train.npz --loss softmax_cross_entropy --sparsity 0.5 --epochs 0 "
+        "--fine-tune-epochs 0 -o out/t.onnx",
+        "prune model.onnx --data train.npz --loss softmax_cross_entropy --sparsity 0.5 --epochs 0 "
+        "--fine-tune-epochs 0 --storage sparse -o out/t.onnx",
+        "adapter slots model.onnx --targets=* -o out/t.onnx",
+        "export model.onnx --loss softmax_cross_entropy --step-graph out/s.onnx --training-model out/t.onnx",
+        "quantize model.onnx --data train.npz -o out/t.onnx",
+        "sparsify model.onnx -o out/t.onnx",
+        "export model.onnx --loss softmax_cross_entropy --web web",
+    ],
+)
+def test_no_model_names_the_files_beside_an_output(command, files, run):
+    """A file named numpy.py or conftest.py would be run by the next Python in that folder."""
+    model = onnx.load(files / "model.onnx")
+    names = itertools.cycle(["numpy.py", "tests/conftest.py", ".git/hooks/pre-commit", "test_x.py"])
+
+    for tensor, name in zip(model.graph.initializer, names, strict=False):
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        (files / name).write_bytes(tensor.raw_data)
+
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=name)
+    (files / "model.onnx").write_bytes(model.SerializeToString())
+    (files / "out").mkdir()
+    before = {path for path in files.rglob("*") if path.is_file()}
+    result = run(*command.split())
+    assert result.code == 0, result.err
+    made = {path for path in files.rglob("*") if path.is_file()} - before
+    assert made
+    hostile = (".py", "pre-commit")
+    assert not [path for path in made if path.name.endswith(hostile)]

@@ -135,3 +135,20 @@ def test_too_little_memory_is_not_a_defect(files, run, monkeypatch):
     result = run("inspect", "model.onnx")
     assert result.code == 2
     assert result.err.startswith("error: There is not enough memory for this; take smaller batches (--batch-size)")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("libonnxruntime.so: failed to map segment from shared object", "There is not enough memory"),
+        ("libx.so.1: cannot open shared object file", "A library cannot be loaded"),
+    ],
+)
+def test_a_library_that_the_system_does_not_load_is_not_a_defect(text, said, files, run, monkeypatch):
+    def refuse(*arguments, **options):
+        raise ImportError(text)
+
+    monkeypatch.setattr("onnxtrain.training.advice.inspection.inspect", refuse)
+    result = run("inspect", "model.onnx")
+    assert result.code == 2
+    assert said in result.err

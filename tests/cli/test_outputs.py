@@ -175,6 +175,6 @@ def test_on_a_full_disk(files, run, full_disk, arguments, name):
 
 def test_a_report_on_a_full_disk(run, full_disk):
     result = run(*PRUNE, "out.onnx", "--report", "disk")
-    assert result.code == 2
-    assert "error: 'disk/report.txt' cannot be written: No space left on device; save it somewhere else." in result.err
+    assert result.code == 0  # the model is written
+    assert "warning: The pruning has no report: 'disk/report.txt' cannot be written: No space left" in result.err
     assert sorted(path.name for path in full_disk.iterdir()) == ["little", "rest"]

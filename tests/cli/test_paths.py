@@ -114,13 +114,15 @@ def test_the_data_file_of_the_model(files, run, output):
     assert (files / "weights.bin").read_bytes() == before
 
 
-def test_the_data_file_of_an_output(files, run):
-    external(files, "h.csv")
-    (files / "new").mkdir()
-    result = run(*fit("--output", "new/tuned.onnx", "--history", "new/h.csv"))
-    assert result.code == 2
-    assert "the data file 'h.csv' of --output and --history are the same file, 'new/h.csv'" in result.err
-    assert list((files / "new").iterdir()) == []
+def test_the_data_file_of_an_output(files):
+    external(files, "d")
+    given = {
+        paths.MODEL: paths.model(files / "model.onnx"),
+        "--output": paths.output(files / "new" / "tuned.onnx", is_model=True),
+        "--curve": paths.output(files / "new" / "tuned.onnx.data"),
+    }
+    with pytest.raises(OptionError, match="of --output and --curve are the same"):
+        paths.check_paths(given)
 
 
 def test_a_file_of_the_data_folder(files, run):

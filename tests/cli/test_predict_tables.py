@@ -12,7 +12,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.training.inference.prediction_table import prediction_table
+from onnxtrain.training.inference.prediction_table import prediction_table, write_table
 
 FLAGS = ("predict", "model.onnx", "--data", "test.npz")
 
@@ -249,3 +249,12 @@ def test_mistakes(files, run, monkeypatch):
     assert result.code == 2
     assert "writing Parquet needs pyarrow; install it: pip install pyarrow" in result.err
     assert not (files / "p.parquet").exists()
+
+
+def test_labels_that_are_formulas_are_texts_in_csv(tmp_path):
+    labels = ["=cmd|'/C calc'!A0", "@x", "-1"]
+    table = prediction_table({"y": np.eye(3)}, labels=labels, kind="distribution")
+    write_table(tmp_path / "t.csv", table)
+    rows = list(csv.reader((tmp_path / "t.csv").read_text().splitlines()))
+    assert [row[1] for row in rows[1:]] == ["'=cmd|'/C calc'!A0", "'@x", "-1"]
+    assert not any(cell.startswith(("=", "@")) for row in rows for cell in row)

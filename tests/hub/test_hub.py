@@ -217,7 +217,7 @@ def test_a_file_is_published_again(hub: Hub, tmp_path: Path) -> None:
 def test_what_cannot_be_published(hub: Hub, tmp_path: Path) -> None:
     push = onnxtrain.hub.push_to_hub
     model = tmp_path / "model.onnx"
-    with pytest.raises(ModelError, match=r"There is no model '.*nothing\.onnx'; check the path\."):
+    with pytest.raises(ModelError, match=r"There is no file '.*nothing\.onnx'; check the path\."):
         push(tmp_path / "nothing.onnx", "me/x")
     with pytest.raises(OptionError, match=r"which is not the folder of a run: it has no readable run\.json"):
         push(model, "me/x", run=tmp_path)
@@ -232,9 +232,37 @@ def test_what_cannot_be_published(hub: Hub, tmp_path: Path) -> None:
     hub.refuse_writes = True
     with pytest.raises(ModelError, match=r"The model cannot be uploaded to 'me/x' \(status 403\): "):
         push(model, "me/x")
-    onnx.save(onnx.load(model), tmp_path / "d.onnx", save_as_external_data=True, location="d.data", size_threshold=0)
-    with pytest.raises(OptionError, match=r"its name must stay: file='d\.onnx'"):
-        push(tmp_path / "d.onnx", "me/x")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(401, "needs a login"), (403, "may not read or write it"), (404, "there is no such"), (429, "no more requests")],
+)
+def test_refusals_read_as_what_they_are(hub: Hub, status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("stand_in.Requests.do_GET", lambda self: self._send(status))
+    with pytest.raises(ModelError, match=rf"\(status {status}\): .*{said}"):
+        download(ADDRESS)
+
+
+ODD = [
+    KeyError("sha"),
+    UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"),
+    AssertionError(),
+    TypeError("'<' not supported"),
+]
+
+
+@pytest.mark.parametrize("error", [*ODD, OSError(28, "No space left on device")], ids=repr)
+def test_odd_answers_are_no_defects(hub: Hub, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client trusts the forms of answers."""
+
+    def odd(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", odd)
+    with pytest.raises(ModelError, match="cannot be had from the Hub: "):
+        download(ADDRESS)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -248,6 +276,6 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_models_with_data_files_are_published(hub: Hub, tmp_path: Path) -> None:
     save_with_data_file(tmp_path / "d.onnx", "d.data")
     onnxtrain.hub.push_to_hub(tmp_path / "d.onnx", "me/data", file="d.onnx")
-    assert hub.files["me/data"]["d.data"] == (tmp_path / "d.data").read_bytes()
+    assert hub.files["me/data"]["d.onnx.data"] == (tmp_path / "d.data").read_bytes()
     shutil.rmtree(tmp_path / "home", ignore_errors=True)
     assert onnxtrain.Trainer("hf://me/data/d.onnx", loss="softmax_cross_entropy").parameters

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtrain.call_text import read_call
+from onnxtrain.call_text import read_call, read_literal
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import LOSSES, BinaryCrossEntropy, Huber, MeanSquaredError, SoftmaxCrossEntropy
 from onnxtrain.losses.custom_loss import ModelLoss
@@ -104,3 +104,13 @@ def test_further_arguments_replace_those_of_the_text():
 @pytest.mark.parametrize("text", ["", "a(", "a)", "a(1))", "a(1]", "1a", "a b", "a(x=1, 2)", "A"])
 def test_text_that_is_not_a_call(text):
     assert read_call(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{[]: 1}", "{{}}", "(" * 10_000, "-" * 10_000 + "1", "9" * 5000, "'" * 3, "x", "1 +", "1" * 2**21]
+)
+def test_literals_of_anyone_are_values_or_value_errors(text):
+    with pytest.raises(ValueError, match="literal"):
+        read_literal(text)
+    with pytest.raises(OptionError):
+        resolve_loss(f"huber(delta={text[:9999]})")

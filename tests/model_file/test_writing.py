@@ -37,7 +37,7 @@ def test_data_files_take_their_place_before_the_model(tmp_path: Path, monkeypatc
     replace: Callable[..., None] = os.replace
     monkeypatch.setattr(writing.os, "replace", lambda old, new: (order.append(Path(new).name), replace(old, new)))
     file.save(tmp_path / "b" / "m.onnx", {})
-    assert order == ["model.data", "m.onnx"]
+    assert order == ["m.onnx.data", "m.onnx"]
 
 
 def test_permissions_of_the_replaced_file_stay(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ def _external(
 _external("data in a pipe", "pipe", lambda folder: os.mkfifo(folder / "pipe"))
 _external("data behind a link out", "link", lambda folder: (folder / "link").symlink_to("/etc/hostname"))
 _external("data behind a link to a device", "link", lambda folder: (folder / "link").symlink_to("/dev/zero"))
+_external("data behind a link to itself", "link", lambda folder: (folder / "link").symlink_to("link"))
+_external("data in a link to itself", "link/d", lambda folder: (folder / "link").symlink_to("link"))
 _external("data in a folder", "folder", lambda folder: (folder / "folder").mkdir())
 _external("data in the folder itself", ".")
 _external("data in the model", "model.onnx")

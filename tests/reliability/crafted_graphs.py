@@ -188,6 +188,14 @@ changed("a size that overflows to what is there", _dims(2**62, 4, 12))
 changed("a negative size", _dims(-4, -3))
 changed("a minimal size", _dims(-(2**63), 3))
 changed("a rank of 1000", _dims(*[1] * 1000))
+for _name, _tensor in {
+    "a rank of 200": TensorProto(name="c", data_type=1, dims=[1] * 200, raw_data=bytes(4)),
+    "an unknown type": TensorProto(name="c", data_type=2**31 - 1, dims=[1], raw_data=bytes(4)),
+    "a segment": TensorProto(name="c", data_type=1, dims=[1], raw_data=bytes(4), segment=TensorProto.Segment(end=1)),
+}.items():
+    changed(f"{_name} in an initializer", lambda model, tensor=_tensor: model.graph.initializer.append(tensor))
+    node = helper.make_node("Constant", [], ["c"], value=_tensor)
+    changed(f"{_name} in a constant", lambda model, node=node: model.graph.node.insert(0, node))
 
 
 def _sparse(dims: list[int], indices: list[int]) -> Callable[[ModelProto], object]:
@@ -201,6 +209,8 @@ def _sparse(dims: list[int], indices: list[int]) -> Callable[[ModelProto], objec
 
 
 changed("a huge sparse weight", _sparse([HUGE, 3], [0]))
+changed("a sparse weight of 2 GiB in 24 bytes", _sparse([20_000, 20_000], [0]))
+changed("a sparse weight of rank 200", _sparse([1] * 200, [0]))
 changed("a sparse weight with indices out of range", _sparse([4, 3], [0, 5, 99]))
 changed("a sparse weight with negative indices", _sparse([4, 3], [-1, 5]))
 changed("a sparse weight with an index twice", _sparse([4, 3], [5, 5]))

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from pruned_models import make_every_layer_sparse, mlp, model_of, pruned, residual_network, run
 
 import onnxtrain
@@ -237,15 +237,43 @@ def test_a_compiled_model_is_decided_anew(model, feeds, tmp_path, monkeypatch):
     np.testing.assert_allclose(run(dense, x), run(model(), x), rtol=1e-3, atol=1e-4)
 
 
+STRINGS = helper.make_tensor("", TensorProto.STRING, [3], [b"a", b"b", b"c"])
+
+
 @pytest.mark.usefixtures("every_layer")
-def test_damaged_packed_weights_are_refused_when_decided_anew(tmp_path):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"w1.deltas": numpy_helper.from_array(np.full(3, 65535, np.uint16))},
+        {"w1.deltas": STRINGS},
+        {"w1.values": STRINGS},
+        {"bias": STRINGS},
+        *({"shape": shape} for shape in ([2], [0, 1, 1], [-1, -1, 1], [2**62, 4, 1], [20_000, 20_000, 1], "text", 3.5)),
+        {"lower": "text"},
+        {"lower": None},
+        {"shape": None},
+        {"input": 3},
+    ],
+    ids=str,
+)
+def test_damaged_packed_weights_are_refused_when_decided_anew(changes, tmp_path):
     path = tmp_path / "fast.onnx"
     onnxtrain.compile_sparse(mlp(), path)
     made = onnx.load(path)
-    deltas = next(tensor for tensor in made.graph.initializer if tensor.name == "w1.deltas")
-    deltas.CopyFrom(numpy_helper.from_array(np.full(deltas.dims, 65535, np.uint16), "w1.deltas"))
-    message = r"packed weights 'w1.values' and 'w1.deltas' of the sparse layer 'c' do not fit together .* is damaged"
-    with pytest.raises(ModelError, match=message):
+    node = next(node for node in made.graph.node if node.output[0] == "c")
+    for name, value in changes.items():
+        if isinstance(value, TensorProto):
+            wanted = node.input[3] if name == "bias" else name
+            tensor = next(tensor for tensor in made.graph.initializer if tensor.name == wanted)
+            tensor.CopyFrom(value)
+            tensor.name = wanted
+        elif name == "input":
+            del node.input[value:]
+        else:
+            kept = [attribute for attribute in node.attribute if attribute.name != name]
+            del node.attribute[:]
+            node.attribute.extend(kept + ([] if value is None else [helper.make_attribute(name, value)]))
+    with pytest.raises(ModelError):
         onnxtrain.compile_sparse(made, tmp_path / "again.onnx")
 
 

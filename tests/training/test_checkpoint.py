@@ -57,6 +57,13 @@ def test_every_type_and_shape_survives(tmp_path, dtype):
         assert loaded[name].tobytes() == tensor.tobytes(), name
 
 
+@pytest.mark.skipif(os.name == "nt", reason="modes of POSIX")
+def test_checkpoints_follow_the_umask(tmp_path):
+    CheckpointStore(tmp_path).save(1, {"w": np.zeros(3)}, {})
+    (tmp_path / "plain").touch()
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {(tmp_path / "plain").stat().st_mode}
+
+
 def test_special_values_and_byte_orders_survive(tmp_path):
     special = np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0, 5e-324])
     tensors = {"special": special, "big_endian": np.arange(3, dtype=">f4"), "number": np.float32(7)}

@@ -25,6 +25,14 @@ def test_writes_a_png(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
 
 
+def test_a_curve_as_svg_needs_no_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "matplotlib_available", lambda: False)
+    report.save_curve(MEASURED, tmp_path / "c.svg")
+    assert (tmp_path / "c.svg").read_text().startswith("<svg ")
+    with pytest.raises(OptionError, match=r"saved as \.png or \.svg"):
+        report.save_curve(MEASURED, tmp_path / "c.jpg")
+
+
 def test_the_curve_has_the_charts_of_the_history(tmp_path, monkeypatch):
     """Tests of the figures are in tests/report."""
     drawn = []

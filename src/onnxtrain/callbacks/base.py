@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.model_file.writing import only_warns
 
 
 @dataclass
@@ -103,7 +104,8 @@ class Callback:
     accepts other settings of the callback, or none. None where the callback does not affect the training."""
 
     writes_only: ClassVar[bool] = False
-    """True if the callback only displays or writes: in distributed training, only rank 0 calls it."""
+    """True if the callback only displays or writes: in distributed training, only rank 0 calls it. Its errors are
+    warnings once the training has begun."""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect the results of the training."""
@@ -179,8 +181,10 @@ class CallbackList(Callback):
 
     def _call(self, hook: str, state: TrainingState) -> None:
         for callback in self.callbacks:
-            if hasattr(callback, hook) and not (self.silent and getattr(callback, "writes_only", False)):
-                getattr(callback, hook)(state)
+            writes_only = getattr(callback, "writes_only", False)
+            if hasattr(callback, hook) and not (self.silent and writes_only):
+                with _guarded(callback) if writes_only and hook != "on_fit_begin" else contextlib.nullcontext():
+                    getattr(callback, hook)(state)
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Call all callbacks."""
@@ -207,7 +211,7 @@ class CallbackList(Callback):
         with contextlib.ExitStack() as stack:
             for callback in self.callbacks:
                 if isinstance(callback, Callback):
-                    stack.callback(callback.close)
+                    stack.callback(_close, callback)
 
     def record(self) -> dict[str, Any]:
         """Return the records of all callbacks with state, by position, class and setting."""
@@ -270,6 +274,15 @@ class CallbackList(Callback):
             setting = getattr(callback, "setting", None)
             found[" ".join(filter(None, (str(index), type(callback).__name__, setting)))] = callback
         return found
+
+
+def _guarded(callback: Any) -> contextlib.AbstractContextManager[None]:
+    return only_warns(f"{type(callback).__name__} failed")
+
+
+def _close(callback: Callback) -> None:
+    with _guarded(callback) if callback.writes_only else contextlib.nullcontext():
+        callback.close()
 
 
 def _has_state(callback: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Training curves: a PNG through matplotlib, or a plot in characters."""
+"""Training curves: a PNG through matplotlib, SVG, or a plot in characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.writing import AtomicFiles, check_writable
-from onnxtrain.report.charts import Chart
+from onnxtrain.report.charts import Chart, stacked
 from onnxtrain.report.history_charts import losses_and_metrics, measured
 from onnxtrain.report.png import matplotlib_available as matplotlib_available
 from onnxtrain.report.png import png
@@ -21,22 +21,34 @@ MISSING = "There is no PNG of the training curve, because matplotlib is not inst
 
 
 def save_curve(rows: Rows, path: str | os.PathLike[str], *, title: str = "") -> None:
-    """Draw losses and metrics over the epochs, and write them as a PNG.
+    """Draw losses and metrics over the epochs, and write them as a PNG, or as SVG.
 
     Args:
         rows: The rows of a :class:`~onnxtrain.callbacks.History`.
-        path: The PNG.
-        title: The heading.
+        path: The file; one that ends in ``.svg`` needs no matplotlib.
+        title: The heading of a PNG.
 
     Raises:
-        OptionError: matplotlib is not installed, or there is no row.
+        OptionError: matplotlib is not installed, there is no row, or the file has another ending.
         ModelError: The path cannot be written.
     """
-    if not matplotlib_available():
+    check_curve(path)
+    is_svg = Path(path).suffix == ".svg"
+    if not is_svg and not matplotlib_available():
         raise OptionError(MISSING)
     check_writable(path)
     with AtomicFiles() as files, files.create(Path(path)) as file:
-        file.write(png(_charts(rows), title=title))
+        file.write(stacked(_charts(rows)).encode() if is_svg else png(_charts(rows), title=title))
+
+
+def check_curve(path: str | os.PathLike[str]) -> None:
+    """Check before a training that its curve can have this name.
+
+    Raises:
+        OptionError: It has another ending.
+    """
+    if Path(path).suffix not in (".png", ".svg"):
+        raise OptionError(f"A training curve is saved as .png or .svg, not as {os.fspath(path)!r}.")
 
 
 def _charts(rows: Rows) -> list[Chart]:

@@ -12,6 +12,7 @@ import numpy as np
 from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.data.conversion import all_finite
 from onnxtrain.errors import OptionError
+from onnxtrain.model_file.writing import only_warns
 from onnxtrain.renamed import metric_name, old_attribute
 from onnxtrain.report.record import large_is_good
 from onnxtrain.spelling import checks_arguments
@@ -250,11 +251,14 @@ class SaveBest(Watch):
         self.path = Path(path)
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Write the model if this epoch is the best so far.
+        """Write the model if this epoch is the best so far; warn where it cannot be written.
 
         Raises:
             OptionError: The monitored value does not exist.
-            ModelError: The file cannot be written.
         """
+        before = self.best, self.best_epoch
         if self.improves(state):
-            state.trainer.save(self.path, ema=state.ema)
+            best, (self.best, self.best_epoch) = (self.best, self.best_epoch), before
+            with only_warns(f"The model of epoch {state.epoch}, the best so far, is not saved"):
+                state.trainer.save(self.path, ema=state.ema)
+                self.best, self.best_epoch = best

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import itertools
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -117,8 +118,10 @@ def _fail(error: BaseException) -> int:
         code, sentence = MISUSE, usage(error)
     elif isinstance(error, OSError):
         code, sentence = MISUSE, _system_error(error)
-    elif isinstance(error, MemoryError):
+    elif isinstance(error, MemoryError) or (isinstance(error, ImportError) and _NO_MEMORY.search(str(error))):
         code, sentence = MISUSE, _MEMORY
+    elif isinstance(error, ImportError) and _UNLOADABLE.search(str(error)):
+        code, sentence = MISUSE, f"A library cannot be loaded ({error}); install it again."
     else:
         reason = f"{type(error).__name__}: {error}"
         code = FAILURE
@@ -130,6 +133,10 @@ def _fail(error: BaseException) -> int:
 def _say(sentence: str) -> None:
     console(stderr=True).print(Text("error:", style="bold red"), " ".join(sentence.split()), soft_wrap=True)
 
+
+_NO_MEMORY = re.compile("allocate memory|map segment|out of memory", re.IGNORECASE)
+_UNLOADABLE = re.compile(r"\.so\b|\.dylib|DLL load")
+"""Messages about a library that the system does not load."""
 
 _MEMORY = (
     "There is not enough memory for this; take smaller batches (--batch-size), train fewer weights (--train), or raise "

@@ -272,16 +272,17 @@ def _describe(console: Console, step: ModelProto) -> None:
     Raises:
         ModelError: The model is not a step graph.
     """
-    from onnxtrain.passes.description import IN_PLACE_KEY, STATES_KEY, Description
+    from onnxtrain.autodiff.options import read_texts
+    from onnxtrain.passes.description import IN_PLACE_KEY, Description, read_states
 
     metadata = {entry.key: entry.value for entry in step.metadata_props}
     found = Description.read(metadata)
-    news: dict[str, str] = json.loads(metadata[STATES_KEY])
-    in_place = set(json.loads(metadata[IN_PLACE_KEY]))
+    news = read_states(metadata)
+    in_place = set(read_texts(metadata.get(IN_PLACE_KEY, "")) or ())
     inputs = {value.name: value for value in step.graph.input}
     feeds = terminal.table("feed", "what it is", "type", "shape", title=f"step graph, version {found.version}")
     for name, role in found.feeds.items():
-        feeds.add_row(name, role.replace("_", " "), *_port(inputs[name]))
+        feeds.add_row(name, role.replace("_", " "), *(_port(inputs[name]) if name in inputs else ("", "")))
     states = terminal.table("state", "what it is", "type", "shape", "new value", "in place")
     for name, role in found.states.items():
         port = _port(inputs[name]) if name in inputs else ("", "")

@@ -147,9 +147,9 @@ class Results:
         ),
     ] = None
     in_place: flags.InPlace = False
-    curve: Annotated[Path | None, Parameter(metavar="FILE", help="The training curve as a PNG (needs matplotlib).")] = (
-        None
-    )
+    curve: Annotated[
+        Path | None, Parameter(metavar="FILE", help="The training curve, as .png (needs matplotlib) or .svg.")
+    ] = None
     history: Annotated[Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")] = None
     run: Annotated[
         Path | None,
@@ -302,7 +302,8 @@ def command(
     from onnxtrain.data.data_names import names_of_inputs
     from onnxtrain.model_file.file import find_model
     from onnxtrain.model_file.hub import is_on_hub
-    from onnxtrain.model_file.rescue import save_or_rescue
+    from onnxtrain.model_file.rescue import current_folder
+    from onnxtrain.model_file.writing import only_warns
     from onnxtrain.trainer import Trainer
 
     if distributed.processes is not None or distributed.restarts:
@@ -366,8 +367,9 @@ def command(
             trainer._file.check_writable(base)
     source, held_out = reading.source(data, loss), reading.held_out(validation, loss)
     weights = _sample_weight(sample_weight)
+    start_folder = current_folder()
     shown = Progress(trainer, name=model.name, display=progress)
-    with _interruptible(trainer, output, loop, base), contextlib.closing(shown):
+    with _interruptible(trainer, output, base, start_folder), contextlib.closing(shown):
         history = trainer.fit(
             source,
             validation=held_out,
@@ -388,22 +390,40 @@ def command(
             run=run,
             cache_features=loop.cache_features,
         )
-    if not root:
-        return 0
-    save_or_rescue(lambda path: trainer.save(path, ema=ema is not None), output)
-    shown.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
-    if base is not None:
-        save_or_rescue(lambda path: trainer._file.save(path, {}), base)
-        shown.written("model with the new head, for the adapter", base)
-    if results.history is not None:
-        history.save(results.history)
-        shown.written("history", results.history)
-    if results.curve is not None:
-        shown.curve(history.rows, results.curve, title=model.name)
-    if run is not None:
-        shown.written("report", run.report)
-    shown.summary(history.rows)
+    try:
+        if root:
+            what = "model" if lora is None or output.suffix == ".onnx" else "adapter"
+            _save(trainer, output, base, start_folder)
+            shown.written(what, output)
+            if base is not None:
+                shown.written("model with the new head, for the adapter", base)
+    finally:  # the rest is written, too, where the model had to go elsewhere
+        if run is not None:
+            run.finish(trainer, ema=ema is not None)
+            shown.written("report", run.report)
+        if root and results.history is not None:
+            with only_warns("There is no history"):
+                history.save(results.history)
+                shown.written("history", results.history)
+        if root and results.curve is not None:
+            with only_warns("There is no curve"):
+                shown.curve(history.rows, results.curve, title=model.name)
+    if root:
+        shown.summary(history.rows)
     return 0
+
+
+def _save(trainer: Trainer, output: Path, base: Path | None, start: Path) -> None:
+    """Save the model, or the adapter and the model that it is for, elsewhere if not here.
+
+    Raises:
+        ModelError: A file is somewhere else, which the message says.
+    """
+    from onnxtrain.model_file.rescue import save_or_rescue
+
+    save_or_rescue(lambda path: trainer.save(path, ema=trainer.config.ema is not None), output, start)
+    if base is not None:
+        save_or_rescue(lambda path: trainer._file.save(path, {}), base, start)
 
 
 def _run_folder(
@@ -415,6 +435,7 @@ def _run_folder(
     text = as_toml({**arguments, "settings": None, **settings.resolved()})
     folder = RunFolder(path, title=model.name, command=command_line(), settings=text)
     folder.check(resume=resume)
+    folder.waits = True
     return folder
 
 
@@ -448,6 +469,7 @@ def _check_paths(
 ) -> None:
     """Check before the training what would fail after it."""
     from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
+    from onnxtrain.callbacks.report import check_curve
     from onnxtrain.model_file.file import check_writable
 
     if not root:  # only rank 0 writes
@@ -466,6 +488,8 @@ def _check_paths(
         if not existing.is_dir():
             raise OptionError(f"--checkpoint is {loop.checkpoint!r}, but {str(existing)!r} is a file, no folder.")
         check_writable(existing / "checkpoint-0.safetensors")
+    if results.curve is not None:
+        check_curve(results.curve)
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
     if loop.save_best is not None and not loop.checkpoint:
@@ -542,17 +566,17 @@ def _sample_weight(given: str | None) -> np.ndarray | str | None:
 
 
 @contextlib.contextmanager
-def _interruptible(trainer: Trainer, output: Path, loop: LoopFlags, base: Path | None) -> Iterator[None]:
-    """Save the model so far beside the output after Ctrl-C, unless there are checkpoints."""
+def _interruptible(trainer: Trainer, output: Path, base: Path | None, start: Path) -> Iterator[None]:
+    """Save the model so far beside the output after Ctrl-C, unless there is a checkpoint of it."""
+    from onnxtrain.loop import KEPT
+
     try:
         yield
     except KeyboardInterrupt as error:
-        if error.args and not loop.checkpoint:
+        if str(error).endswith(KEPT):
             ending = ".onnx" if trainer._objective.adapted is None else output.suffix
             path = output.with_name(f"{output.stem}-interrupted{ending}")
-            trainer.save(path, ema=trainer.config.ema is not None)
-            if base is not None:
-                trainer._file.save(base, {})
+            _save(trainer, path, base, start)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         if not str(error):
             raise

@@ -131,7 +131,7 @@ def _data_files(path: Path, given: Given, paths: Mapping[str, Given]) -> Iterato
         source = Path(paths[MODEL].path or path)
     found = sorted((data_files_of(source) if source.is_file() else None) or ())
     if given.written:
-        found = list(fresh_locations(path, found, source.name).values())
+        found = list(fresh_locations(path, found).values())
     for location in found:
         if given.written or _is_beside(path.parent, location):  # otherwise reading the model reports it
             yield _key(path.parent / location), location
@@ -142,7 +142,7 @@ def _is_beside(folder: Path, location: str) -> bool:
     try:
         data = (folder / location).resolve()
         return data.is_file() and data.is_relative_to(folder.resolve())
-    except (OSError, ValueError):  # an invalid name
+    except (OSError, ValueError, RuntimeError):  # an invalid name, a cycle of links
         return False
 
 

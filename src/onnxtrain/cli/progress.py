@@ -70,10 +70,10 @@ class Progress(progress.Progress):
         self._written[what] = f"{path} ({terminal.file_size(path)})"
 
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
-        """Write the training curve, or print it where matplotlib is missing."""
+        """Write the training curve, or print it where a PNG needs matplotlib and it is missing."""
         from onnxtrain.callbacks.report import MISSING, matplotlib_available, save_curve, text_curve
 
-        if matplotlib_available():
+        if path.suffix == ".svg" or matplotlib_available():
             save_curve(rows, path, title=title)
             self.written("curve", path)
         else:

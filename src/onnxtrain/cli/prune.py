@@ -197,6 +197,7 @@ def command(
 ) -> int:
     """Run ``onnxtrain prune``."""
     given = dict(locals())
+    from onnxtrain.model_file.writing import only_warns
     from onnxtrain.pruning.prune import prune
     from onnxtrain.pruning.recipe import choose_optimizer
 
@@ -237,12 +238,14 @@ def command(
         **training.arguments(),
     )
     if report is not None:
-        _write_config(report / CONFIG, given)
+        with only_warns("The report lacks the flags of the command"):
+            _write_config(report / CONFIG, given)
     if json_output:
         print(json.dumps(result.as_dict()))  # noqa: T201
         return int(bool(result.shortfall))
     console.print(result.table())
-    terminal.lines(console, result.summary().rstrip())
+    with only_warns("The sizes are not known"):  # measured on files in the folder for temporary ones
+        terminal.lines(console, result.summary().rstrip())
     terminal.lines(console, f"model: {path} ({terminal.file_size(path)})")
     if report is not None:
         terminal.lines(console, f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}")

@@ -77,7 +77,10 @@ def facts(rows: Mapping[str, str]) -> Table:
 
 def file_size(path: Path) -> str:
     """Return the size of a file, or of the files in a folder, in powers of 1000 bytes."""
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:
+        return "gone meanwhile"
     if stat.S_ISDIR(status.st_mode):
         sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
         return _bytes(sum(sizes))

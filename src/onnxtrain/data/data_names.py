@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import os
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from onnx import ModelProto
 
+from onnxtrain.call_text import read_literal
 from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.image_form import Pixels, Resizing
 from onnxtrain.data.preprocessor import read_preprocessor, read_settings
@@ -20,7 +20,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import LABELS
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_json, read_text
-from onnxtrain.model_file.writing import AtomicFiles
+from onnxtrain.model_file.writing import AtomicFiles, only_warns
 
 Columns = Mapping[str, tuple[str, ...]]
 """Names of columns in the model's order, by input."""
@@ -130,10 +130,8 @@ def names_file(model: Path) -> Path:
 def write_names(model: Path, names: DataNames) -> None:
     """Write the names beside a model: a list of labels, or an object if there are column names.
 
-    If there are no names, the file of an earlier model at this path is removed.
-
-    Raises:
-        ModelError: The file cannot be written.
+    If there are no names, the file of an earlier model at this path is removed. A file that cannot be written is a
+    warning, since the model is written.
     """
     path, record = names_file(model), names.record()
     if not record:
@@ -143,7 +141,7 @@ def write_names(model: Path, names: DataNames) -> None:
         return
     only_labels = record.keys() == {"labels"}
     text = labels_text(names.labels or ()) if only_labels else json.dumps(record, ensure_ascii=False, indent=1)
-    with AtomicFiles() as files, files.create(path) as file:
+    with only_warns("Names are not saved"), AtomicFiles() as files, files.create(path) as file:
         file.write(f"{text}\n".encode())
 
 
@@ -230,18 +228,13 @@ def recorded_labels(model: ModelFile) -> tuple[str, ...]:
 
 _ENTRIES_OF_LABELS: Final = ("names", "labels", "classes", "class_names", "id2label")
 
-_LONGEST_ENTRY: Final = 2**20
-"""Characters of a longer entry are not read."""
-
 
 def _literal(text: str) -> object:
     """Return the value of a text in JSON or Python's notation; ``None`` where it has neither."""
-    if len(text) > _LONGEST_ENTRY:
-        return None
     with contextlib.suppress(ValueError):
         return parse_json(text)
-    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found: object = ast.literal_eval(text)
+    with contextlib.suppress(ValueError):
+        found: object = read_literal(text)
         return found
     return None
 

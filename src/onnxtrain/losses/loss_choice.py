@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtrain.aliases import ALIASES
-from onnxtrain.call_text import Call, name_of, read_call
+from onnxtrain.call_text import Call, name_of, read_call, read_literal
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.losses import LOSSES
@@ -124,8 +123,8 @@ def _value(name: str, text: str, annotation: str, whole: str) -> Any:
     """Parse an argument into the type that the loss's class declares."""
     kind = annotation.split("[")[0].split(" ")[0]
     try:
-        value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = read_literal({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+    except ValueError:
         value = text
     if value is None and "None" in annotation:
         return None

@@ -70,6 +70,14 @@ def first_line(error: BaseException) -> str:
 _MOST_BYTES = (1 << 31) - 1
 """Maximum bytes of a tensor in a model; ONNX Runtime, too, converts sparse tensors to dense ones."""
 
+_ALWAYS, _TIMES = 1 << 26, 1 << 14
+
+
+def is_plausible(dense: int, stored: int) -> bool:
+    """Return whether stored bytes may declare so many dense ones: 64 MiB, or 16,384 times as many."""
+    return dense <= max(_ALWAYS, _TIMES * stored)
+
+
 _INDEX_TYPES = (TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorProto.INT8)
 
 
@@ -84,6 +92,8 @@ def check_sparse(label: str, sparse: SparseTensorProto) -> None:
     if any(part.data_location == TensorProto.EXTERNAL for part in (sparse.values, sparse.indices)):
         raise ModelError(f"{whose} with its data in another file, which is not supported; save it inside.")
     dense = TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=dims)
+    if len(dims) > _MOST_AXES:
+        raise ModelError(f"{whose} of {len(dims)} axes, but arrays have {_MOST_AXES} at most; export the model again.")
     if data_bytes(dense) > _MOST_BYTES:
         raise ModelError(
             f"{whose} of shape {dims}, which takes {data_bytes(dense)} bytes dense, as ONNX Runtime stores it; a "
@@ -94,6 +104,12 @@ def check_sparse(label: str, sparse: SparseTensorProto) -> None:
             f"{whose}, whose values are not a list or whose indices are not integers; export the model again."
         )
     count = stored[0]
+    held = data_bytes(sparse.values) + data_bytes(sparse.indices)
+    if not is_plausible(data_bytes(dense), held):
+        raise ModelError(
+            f"{whose} of shape {dims}, which takes {data_bytes(dense):,} bytes dense, but holds {held:,}; the file is "
+            "damaged: export the model again."
+        )
     if list(sparse.indices.dims) not in ([count], [count, len(dims)]):
         raise ModelError(
             f"{whose} with {count} values, but indices of shape {list(sparse.indices.dims)}; it needs [{count}] or "
@@ -295,6 +311,7 @@ def check_model(
     _check_text(label, template)
     _check_names(label, proto)
     _check_ports(label, proto)
+    _check_tensors(label, proto)
     located, everywhere = _check_external(label, proto, folder, moved)
     for index, tensor in enumerate(proto.graph.initializer):
         if tensor.name not in located:
@@ -367,6 +384,27 @@ def _check_ports(label: str, proto: ModelProto) -> None:
                     f"{label} has the {kind} {value.name!r} without an element type, which ONNX Runtime needs; "
                     "export the model again."
                 )
+
+
+_MOST_AXES = 64
+"""Axes of an array, in NumPy 2."""
+
+
+def _check_tensors(label: str, proto: ModelProto) -> None:
+    """Check what tensors declare, wherever they are."""
+    for tensor in all_tensors(proto):
+        whose = f"{label} has the tensor {tensor.name!r}"
+        if tensor.HasField("segment"):
+            raise ModelError(f"{whose} in segments, which no runtime reads; export the model again.")
+        if len(tensor.dims) > _MOST_AXES:
+            raise ModelError(
+                f"{whose} of {len(tensor.dims)} axes, but arrays have {_MOST_AXES} at most; export the model again."
+            )
+        if tensor.data_type not in _ELEMENT_TYPES:
+            raise ModelError(f"{whose} of the unknown element type {tensor.data_type}; export the model again.")
+
+
+_ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
 
 def _check_external(

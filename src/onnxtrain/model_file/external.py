@@ -1,4 +1,4 @@
-"""External data: tensors whose bytes lie in files beside the model, located, checked, mapped and read."""
+"""External data: tensors whose bytes lie in files beside the model, located, checked and read."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.limits import LARGEST_SHAPE
+from onnxtrain.model_file.large_data import (
+    BackgroundRead,
+    SourceFile,
+    Stamp,
+    aligned,
+    changed_while_read,
+    free_memory,
+    stamp_of,
+)
 from onnxtrain.model_file.proto import all_tensors
 from onnxtrain.model_file.writing import reason
 
@@ -173,13 +182,11 @@ def set_folder(model: ir.Model, folder: str | os.PathLike[str]) -> None:
 _HELD = 16
 """Data files of a model that are held open."""
 
-_SMALL_FILE = 1 << 20
-"""Maximum size of data files that are read instead of mapped: a mapping costs a file descriptor."""
+_SURELY = 1 << 24
+"""Bytes that are read into memory without asking how much is free."""
 
 
-def raw_array(
-    tensor: TensorProto, buffer: mmap.mmap | memoryview | bytes, offset: int, length: int
-) -> npt.NDArray[np.generic]:
+def raw_array(tensor: TensorProto, buffer: memoryview | bytes, offset: int, length: int) -> npt.NDArray[np.generic]:
     """Return the values of a tensor: a view of its raw data, unless elements are packed."""
     if ir.DataType(tensor.data_type).bitwidth < 8:
         raw = bytes(buffer[offset : offset + length])
@@ -190,22 +197,64 @@ def raw_array(
 
 
 class DataFiles:
-    """Reads data files, or maps each once while it is unchanged.
+    """The data files of a model, as they were when it was read.
 
-    Some are held open, so that they can be read after another process has saved over the model and removed them.
+    The data of a training is read into memory by a thread, so that a file that is replaced or truncated later changes
+    neither the training nor what it saves. Other data is read when it is needed, from a file that is unchanged. Some
+    files are held open, so that they can be read after another process has saved over the model and removed them.
     """
 
     def __init__(self) -> None:
-        self._maps: dict[Path, tuple[tuple[int, int, int], mmap.mmap | bytes]] = {}
-        self._held: dict[Path, int] = {}
-        weakref.finalize(self, _close, self._held)
+        self._stamps: dict[Path, Stamp] = {}
+        self._opened: dict[Path, int] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._background: BackgroundRead | None = None
+        self._size = 0  # bytes that were asked for so far
+        weakref.finalize(self, _close, self._opened)
 
     def hold(self, paths: Iterable[Path]) -> None:
-        """Hold the first data files open, and close those that were held before."""
-        _close(self._held)
-        for path in list(dict.fromkeys(paths))[:_HELD]:
+        """Record the state of the data files, and hold the first ones open instead of those that were before."""
+        _close(self._opened)
+        self._stamps.clear()
+        self._maps.clear()
+        for path in dict.fromkeys(paths):
             with contextlib.suppress(OSError):
-                self._held[path] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+                self._stamps[path] = stamp_of(os.stat(path))
+                if len(self._opened) < _HELD:
+                    self._opened[path] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+
+    def read_ahead(self, ranges: Iterable[ExternalData]) -> None:
+        """Read ranges of the files into memory, in another thread, unless they take half of what is free.
+
+        Those are mapped when they are needed.
+        """
+        sources: dict[Path, dict[str, slice]] = {}
+        for data in ranges:
+            if data.length and data.path in self._stamps:
+                sources.setdefault(data.path, {})[_key(data)] = slice(data.offset, data.end)
+        size = sum(span.stop - span.start for spans in sources.values() for span in spans.values())
+        with contextlib.suppress(MemoryError):
+            if sources and self._fits(size):
+                files = [SourceFile(path, self._stamps[path], spans) for path, spans in sources.items()]
+                self._background = BackgroundRead(*files)
+
+    def held(self, data: ExternalData) -> memoryview | None:
+        """Return bytes that were read ahead; ``None`` for others.
+
+        Raises:
+            ModelError: The file was changed while it was read.
+        """
+        found = self._background
+        return found[_key(data)] if found is not None and _key(data) in found else None
+
+    def drop(self, data: ExternalData) -> None:
+        """Free bytes that were read ahead, once no view of them is left."""
+        if self._background is not None:
+            self._background.drop(_key(data))
+
+    def take(self, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic] | None:
+        """Transfer the memory that an array views; see :meth:`BackgroundRead.take`."""
+        return None if self._background is None else self._background.take(array)
 
     @contextlib.contextmanager
     def open(self, path: Path, size: int = 0) -> Iterator[BinaryIO]:
@@ -216,73 +265,89 @@ class DataFiles:
             size: Number of bytes that it must have.
 
         Raises:
-            ModelError: It cannot be read, or is truncated.
+            ModelError: It cannot be read, is truncated, or was changed since the model was read.
         """
         label = f"The data file {str(path)!r}"
+        known = self._stamps.get(path)
         try:
             try:
                 file: BinaryIO = path.open("rb")
+                if known not in (None, stamp_of(os.fstat(file.fileno()))) and path in self._opened:
+                    file.close()  # maybe replaced: the one that is held open may still be as it was
+                    file = self._reopened(path)
             except FileNotFoundError:
-                if path not in self._held:
+                if path not in self._opened:
                     raise
-                file = os.fdopen(os.dup(self._held[path]), "rb")
-                file.seek(0)
+                file = self._reopened(path)
         except OSError as error:
             raise ModelError(f"{label} cannot be read: {reason(error, 'put it back')}.") from error
         with file:
-            found = os.fstat(file.fileno()).st_size
-            if found < size:
-                raise ModelError(f"{label} has {found} bytes, but the model needs {size}; copy it again.")
+            found = os.fstat(file.fileno())
+            if found.st_size < size:
+                raise ModelError(f"{label} has {found.st_size} bytes, but the model needs {size}; copy it again.")
+            if known not in (None, stamp_of(found)):
+                raise ModelError(f"{label} was changed since the model was read; put it back, or load the model again.")
             yield file
 
-    def array(self, tensor: TensorProto, data: ExternalData) -> npt.NDArray[np.generic]:
-        """Return the tensor's values, read-only and memory-mapped.
+    def _reopened(self, path: Path) -> BinaryIO:
+        file = os.fdopen(os.dup(self._opened[path]), "rb")
+        file.seek(0)
+        return file
+
+    def array(self, tensor: TensorProto, data: ExternalData, path: Path | None = None) -> npt.NDArray[np.generic]:
+        """Return the tensor's values, read-only.
 
         Raises:
-            ModelError: The file cannot be read, or is truncated.
+            ModelError: The file cannot be read, is truncated, or was changed.
         """
         if data.length == 0:
             return np.empty(list(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        return raw_array(tensor, self._buffer(data), data.offset, data.length)
+        return raw_array(tensor, self.bytes(data, path), 0, data.length)
 
-    def read(self, data: ExternalData) -> bytes:
-        """Read the bytes of a tensor.
+    def bytes(self, data: ExternalData, path: Path | None = None) -> memoryview:
+        """Return the bytes of a tensor, read-only: those that were read ahead, else those of the file.
 
-        Raises:
-            ModelError: The file cannot be read, or is truncated.
-        """
-        with self.open(data.path, data.end) as file:
-            file.seek(data.offset)
-            return file.read(data.length)
-
-    def raw(self, data: ExternalData) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a tensor, read-only and memory-mapped.
+        Args:
+            data: The place of the bytes when the model was read.
+            path: The present path of the file.
 
         Raises:
-            ModelError: The file cannot be read, or is truncated.
+            ModelError: The file cannot be read, is truncated, or was changed.
         """
-        if data.length == 0:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(self._buffer(data), np.uint8, data.length, data.offset)
-
-    def _buffer(self, data: ExternalData) -> mmap.mmap | bytes:
-        with self.open(data.path, data.end) as file:
-            status = os.fstat(file.fileno())
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-            known = self._maps.get(data.path)
-            if known is not None and known[0] == stamp:
-                return known[1]
+        held = self.held(data) if data.length else memoryview(b"")
+        if held is not None:
+            return held
+        path = path or data.path
+        with self.open(path, data.end) as file:
             try:
-                if status.st_size <= _SMALL_FILE:
-                    buffer: mmap.mmap | bytes = file.read()
-                else:
-                    buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                if not self._fits(data.length):
+                    return self._map(path, file)[data.offset : data.end]
+                memory = aligned(data.length)
+                file.seek(data.offset)
+                if file.readinto(memory.data) < data.length:  # type: ignore[attr-defined]
+                    raise ModelError(changed_while_read(path))
+            except MemoryError:
+                return self._map(path, file)[data.offset : data.end]
             except OSError as error:
                 raise ModelError(
-                    f"The data file {str(data.path)!r} cannot be read: {reason(error, 'check the file')}."
+                    f"The data file {str(path)!r} cannot be read: {reason(error, 'check the file')}."
                 ) from error
-        self._maps[data.path] = (stamp, buffer)
-        return buffer
+        return memory.data.toreadonly()
+
+    def _map(self, path: Path, file: BinaryIO) -> memoryview:
+        if path not in self._maps:
+            self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return memoryview(self._maps[path])
+
+    def _fits(self, size: int) -> bool:
+        """Return whether data is read into memory instead of being mapped."""
+        self._size += size
+        free = free_memory() if self._size > _SURELY else None
+        return free is None or self._size < free // 2
+
+
+def _key(data: ExternalData) -> str:
+    return f"{data.offset}:{data.length}:{data.file}"
 
 
 def _close(held: dict[Path, int]) -> None:
@@ -297,16 +362,18 @@ class DataTensor(ir.ExternalTensor):
         tensor: The initializer.
         data: Returns the current location of its data.
         read: Returns its values.
+        raw: Returns its bytes.
         folder: Folder of the model.
     """
 
-    __slots__ = ("_read", "_where")
+    __slots__ = ("_read", "_where", "raw_bytes")
 
     def __init__(
         self,
         tensor: TensorProto,
         data: Callable[[], ExternalData],
         read: Callable[[], npt.NDArray[np.generic]],
+        raw: Callable[[], memoryview],
         folder: str = "",
     ) -> None:
         found = data()
@@ -320,7 +387,7 @@ class DataTensor(ir.ExternalTensor):
             doc_string=tensor.doc_string or None,
             base_dir=folder,
         )
-        self._where, self._read = data, read
+        self._where, self._read, self.raw_bytes = data, read, raw
 
     @property
     def location(self) -> str:
@@ -328,7 +395,7 @@ class DataTensor(ir.ExternalTensor):
         return self._where().location
 
     def numpy(self) -> npt.NDArray[np.generic]:
-        """Return the values, memory-mapped."""
+        """Return the values."""
         return self._read()
 
     def __array__(self, dtype: Any = None) -> npt.NDArray[np.generic]:
@@ -340,7 +407,9 @@ class DataTensor(ir.ExternalTensor):
 
 
 def with_external_data(
-    proto: ModelProto, folder: str | os.PathLike[str] | None, moved: Mapping[str, str] | None = None
+    proto: ModelProto,
+    folder: str | os.PathLike[str] | None,
+    read: Callable[[TensorProto], bytes | memoryview] | None = None,
 ) -> ModelProto:
     """Load external data into a model, in place, and return the model.
 
@@ -349,15 +418,19 @@ def with_external_data(
     Args:
         proto: The model.
         folder: Folder of its data files; ``None`` where it is unknown.
-        moved: New locations of data files by the locations in the model.
+        read: Returns the data of a tensor; by default it is read from the folder.
 
     Raises:
         ModelError: A file is missing, too short or outside the folder.
     """
-    for tensor, data in _external(proto, folder, moved=moved):
-        with data.path.open("rb") as file:
-            file.seek(data.offset)
-            tensor.raw_data = file.read(data.length)
+    for tensor in external_tensors(proto):
+        if read is None:
+            data = locate(tensor, None if folder is None else Path(folder))
+            with data.path.open("rb") as file:
+                file.seek(data.offset)
+                tensor.raw_data = file.read(data.length)
+        else:
+            tensor.raw_data = bytes(read(tensor))
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
     return proto
@@ -371,18 +444,11 @@ def check_external_data(
     Raises:
         ModelError: A file is missing, too short or outside the folder.
     """
-    for _ in _external(proto, folder, without):
-        pass
+    for tensor in external_tensors(proto):
+        if tensor.name not in without:
+            locate(tensor, None if folder is None else Path(folder))
 
 
-def _external(
-    proto: ModelProto,
-    folder: str | os.PathLike[str] | None,
-    without: Container[str] = (),
-    moved: Mapping[str, str] | None = None,
-) -> Iterator[tuple[TensorProto, ExternalData]]:
-    """Yield the external tensors and their data."""
-    base = None if folder is None else Path(folder)
-    for tensor in all_tensors(proto):
-        if tensor.data_location == TensorProto.EXTERNAL and tensor.name not in without:
-            yield tensor, locate(tensor, base, moved)
+def external_tensors(proto: ModelProto) -> Iterator[TensorProto]:
+    """Yield the tensors of a model whose data is in files."""
+    return (tensor for tensor in all_tensors(proto) if tensor.data_location == TensorProto.EXTERNAL)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import posixpath
 import stat
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +19,20 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.checks import check_model, dense_array
 from onnxtrain.model_file.embedded_weights import KIND, LITERAL, EmbeddedWeight, fill, fill_tensor, lift, with_embedded
-from onnxtrain.model_file.external import DataFiles, DataTensor, ExternalData, raw_array, with_external_data
+from onnxtrain.model_file.external import (
+    DataFiles,
+    DataTensor,
+    ExternalData,
+    data_bytes,
+    external_tensors,
+    raw_array,
+    with_external_data,
+)
 from onnxtrain.model_file.hub import download, is_on_hub
 from onnxtrain.model_file.large_data import BackgroundRead, LargeData, SourceFile, Stamp, stamp_of
 from onnxtrain.model_file.proto import OPSET_OF_NONE, default_opset, drop_initializer_inputs, is_large, without_data
 from onnxtrain.model_file.protobuf_wire import CutOffError, Template, TooManyFieldsError, WireError
-from onnxtrain.model_file.saving import (
-    DataFile,
-    NewValues,
-    check_shared,
-    fresh_locations,
-    inside,
-    refuse_node,
-    save_model,
-)
+from onnxtrain.model_file.saving import Change, DataFile, NewValues, check_shared, refuse_node, save_model
 from onnxtrain.model_file.small_files import RefusedFileError, read_json
 from onnxtrain.model_file.working_copy import understood, working_copy
 from onnxtrain.model_file.writing import check_writable, reason, resolve_output
@@ -175,7 +175,7 @@ __all__ = ["ModelFile", "check_writable"]
 class ModelFile:
     """A user's model as given, written back with new weights and no other change.
 
-    External data is memory-mapped when its values are needed.
+    External data is read when its values are needed, or in the background.
 
     `save` writes the bytes of the file with the data of initializers replaced, in their original storage (raw or typed
     field, external file at its offset). The model is not serialized again, which would normalize it (see
@@ -189,6 +189,7 @@ class ModelFile:
         large: Data that is not in ``proto``.
         origin: The model that this one was derived from; both share data files and their new locations.
         embedded: Weights outside the initializers of the main graph; the template is cut there, too.
+        ahead: Read all external data in the background.
 
     Attributes:
         path: The file; ``None`` for a model that was given as an object.
@@ -215,6 +216,8 @@ class ModelFile:
         large: LargeData | None = None,
         origin: ModelFile | None = None,
         embedded: Sequence[EmbeddedWeight] = (),
+        *,
+        ahead: bool = False,
     ) -> None:
         self.path = path
         self.folder = folder
@@ -232,12 +235,15 @@ class ModelFile:
             ) from error
         self._embedded = {item.name: item for item in embedded}
         self._positions = {tensor.name: index for index, tensor in enumerate(proto.graph.initializer)}
-        self._sizes: dict[str, int] = {}  # end of the last tensor in each data file
+        self._ranges: dict[str, list[ExternalData]] = {}  # of the tensors in each data file
         for data in everywhere:
-            self._sizes[data.file] = max(data.end, self._sizes.get(data.file, 0))
-        self._locations = {data.location for data in everywhere}
-        self._data_files = DataFiles()
-        self._data_files.hold(data.path for data in everywhere)
+            self._ranges.setdefault(data.file, []).append(data)
+        self._located = dict(zip(map(_place_of, external_tensors(proto)), everywhere, strict=True))
+        self._data_files: DataFiles = DataFiles() if origin is None else origin._data_files
+        if origin is None:
+            self._data_files.hold(data.path for data in everywhere)
+        if ahead:
+            self._data_files.read_ahead(everywhere)
 
     @classmethod
     def load(
@@ -252,8 +258,8 @@ class ModelFile:
         Args:
             model: A path, see `find_model`, or a model in memory, which must not be modified afterwards.
             folder: Folder of the external data of a model in memory; a file's is in its own folder.
-            lent: The caller will call :meth:`release` soon. Large initializers of a large file are then read in the
-                background; the first access waits for them.
+            lent: The caller will call :meth:`release` soon. External data, and large initializers of a large file, are
+                then read in the background; the first access waits for them.
 
         Raises:
             ModelError: The file does not exist, is not an ONNX model, or is invalid.
@@ -261,7 +267,8 @@ class ModelFile:
         if isinstance(model, ModelProto):
             data = serialised(model)
             template, embedded = with_embedded(model, Template(data), data)
-            return cls(model, template, None, None if folder is None else Path(folder), embedded=embedded)
+            home = None if folder is None else Path(folder)
+            return cls(model, template, None, home, embedded=embedded, ahead=lent)
         if not isinstance(model, str | os.PathLike):
             raise ModelError(f"The model is a {type(model).__name__}; it needs a path or an onnx.ModelProto.")
         path = find_model(model)
@@ -271,7 +278,7 @@ class ModelFile:
         background = BackgroundRead.of(origin) if lent and ranges and isinstance(mapped, mmap.mmap) else None
         template, embedded = with_embedded(proto, template, mapped)
         large = LargeData(mapped, ranges, origin, lent=lent and isinstance(mapped, bytes), background=background)
-        return cls(proto, template, path, path.parent, large, embedded=embedded)
+        return cls(proto, template, path, path.parent, large, embedded=embedded, ahead=lent)
 
     @property
     def home(self) -> Path | None:
@@ -312,7 +319,7 @@ class ModelFile:
             if tensor.name in without:
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
-        return with_external_data(proto, self.folder, self._moved)
+        return with_external_data(proto, self.folder, self._bytes_of)
 
     def filled(self, values: Mapping[str, npt.NDArray[np.generic]]) -> ModelProto:
         """Return the model that :meth:`save` writes, with all data inline and sparse initializers dense.
@@ -336,7 +343,10 @@ class ModelFile:
         Later accesses read the file again, while it is unchanged. A model that was given as an object, or that has
         sparse initializers (saving rebuilds it), keeps its data.
         """
-        self._large.release(() if self.proto.graph.sparse_initializer else names)
+        given = [] if self.proto.graph.sparse_initializer else list(names)
+        self._large.release(given)
+        for name in self._external.keys() & given:
+            self._data_files.drop(self._external[name])
 
     def take(self, value: npt.NDArray[np.generic]) -> npt.NDArray[np.generic] | None:
         """Release the initializer whose memory an array from :meth:`value` views, and transfer that memory.
@@ -344,7 +354,10 @@ class ModelFile:
         The result is a writable array with the same memory; ``None`` if there are other views, or the array views
         other memory.
         """
-        return None if self.proto.graph.sparse_initializer else self._large.take(value)
+        if self.proto.graph.sparse_initializer:
+            return None
+        taken = self._large.take(value)
+        return self._data_files.take(value) if taken is None else taken
 
     @property
     def opset(self) -> int:
@@ -382,10 +395,10 @@ class ModelFile:
         return tensor
 
     def value(self, name: str) -> npt.NDArray[np.generic]:
-        """Return an initializer's values as a read-only array; external data is memory-mapped, sparse data made dense.
+        """Return an initializer's values as a read-only array; sparse data is made dense.
 
         Raises:
-            ModelError: There is no such initializer, or its external data was removed.
+            ModelError: There is no such initializer, or its external data was removed or changed.
         """
         sparse = next((each for each in self.proto.graph.sparse_initializer if each.values.name == name), None)
         if sparse is not None:
@@ -394,7 +407,8 @@ class ModelFile:
             return array
         tensor = self.declared(name)
         if name in self._external:
-            array = self._data_files.array(tensor, self._where(name))
+            data = self._external[name]
+            array = self._data_files.array(tensor, data, self._path_of(data.file))
         elif name in self._large:
             raw = self._large.read(name)
             array = raw_array(tensor, raw, 0, len(raw))
@@ -408,6 +422,11 @@ class ModelFile:
         data = self._external[name]
         location = self._moved.get(data.file)
         return data if location is None else data._replace(location=location, path=self._path_of(data.file))
+
+    def _bytes_of(self, tensor: TensorProto) -> memoryview:
+        """Return the data of an external tensor of this model, or of a copy of it."""
+        data = self._located[_place_of(tensor)]
+        return self._data_files.bytes(data, self._path_of(data.file))
 
     def _path_of(self, file: str) -> Path:
         """Return the path of a data file, given its location in the model."""
@@ -429,7 +448,7 @@ class ModelFile:
         """
         with understood(self._label):
             # the remaining external data is in attributes and bodies, where it is not mapped
-            proto = with_external_data(without_data(self.proto), self.folder, self._moved)
+            proto = with_external_data(without_data(self.proto), self.folder, self._bytes_of)
             lift(proto, list(self._embedded.values()))
             folder = "" if self.folder is None else str(self.folder)
             large = {
@@ -447,7 +466,9 @@ class ModelFile:
         """Return a large initializer of a working copy, whose data is read when it is needed."""
         name = tensor.name
         if name in self._external:
-            return DataTensor(tensor, lambda: self._where(name), lambda: self.value(name), folder)
+            return DataTensor(
+                tensor, lambda: self._where(name), lambda: self.value(name), lambda: self._bytes_of(tensor), folder
+            )
         dtype = ir.DataType(tensor.data_type)
         if name not in self._large:
             # wrapped, so that renaming it does not rename the user's tensor
@@ -475,7 +496,7 @@ class ModelFile:
         Raises:
             ModelError: The file cannot be written.
         """
-        save_model(path, {}, lambda moved: [data], sources=self._data_files, keep=map(self._path_of, self._sizes))
+        save_model(path, {}, lambda moved: [data], sources=self._data_files, keep=map(self._path_of, self._ranges))
 
     def check_writable(self, path: str | os.PathLike[str]) -> None:
         """Make sure, before training, that `save` can write to a path.
@@ -484,18 +505,9 @@ class ModelFile:
             ModelError: The path, or a data file beside it, cannot be written.
         """
         check_writable(path)
-        target = Path(path)
-        if not self._sizes:
-            return
-        output = resolve_output(target)
-        if output.is_node:
-            refuse_node(target)
-        if output.exists:
-            for file in self._sizes:
-                _check_folder(target, inside(target.parent, file))
-            return
-        for location in fresh_locations(target, self._sizes, self._original).values():
-            _check_folder(target, inside(target.parent, location))
+        output = resolve_output(path)
+        if self._ranges and output.is_node:
+            refuse_node(Path(path))
 
     def save(
         self,
@@ -505,12 +517,11 @@ class ModelFile:
     ) -> None:
         """Write the model with new values for some initializers; every other byte is as it was.
 
-        Data files are copied beside the new model and the values written into the copies. They keep their names where
-        these are free; one that is named after the model (``model.onnx.data``) is named after the new one
-        (``tuned.onnx.data``). If the file exists, they get new names (``tuned.onnx.<hex>.data``), which the model
-        records: the old model stays complete until a single rename replaces it. Then the old data files that onnxtrain
-        wrote for this path are removed. Saving over the model itself works; arrays mapped from its old data keep their
-        values.
+        Data files are written beside the new model and named after it (``tuned.onnx.data``), whatever they were called.
+        If the file exists, they get new names (``tuned.onnx.<hex>.data``), which the model records: the old model stays
+        complete until a single rename replaces it. Then the old data files that onnxtrain wrote for this path are
+        removed. Saving over the model itself works. Values are those that were read: bytes of a data file that changed
+        meanwhile come from memory.
 
         Args:
             path: The new file.
@@ -543,25 +554,34 @@ class ModelFile:
             return self._raw_data(index) if made is None else made
 
         def render(moved: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-            locations = {location: moved[posixpath.normpath(location)] for location in self._locations if moved}
+            spelled = {data.location: moved[file] for file, ranges in self._ranges.items() for data in ranges if moved}
             initializers = list(self.proto.graph.initializer)
-            yield from self._template.render(initializers, new.inline, raw_data, locations, new.inner)
+            yield from self._template.render(initializers, new.inline, raw_data, spelled, new.inner)
             yield added
 
-        files = {
-            file: DataFile(self._path_of(file), size, new.changes.get(file, ())) for file, size in self._sizes.items()
-        }
+        files = {file: self._data_file(file, new.changes.get(file, ())) for file in self._ranges}
         over_itself = self._is_own(Path(path))
         keep = [] if over_itself else [item.source for item in files.values()]
-        moved = save_model(path, files, render, sources=self._data_files, keep=keep, original=self._original)
+        moved = save_model(path, files, render, sources=self._data_files, keep=keep)
         if over_itself:
             self._moved.update(moved)
-            self._data_files.hold(map(self._path_of, self._sizes))
+            self._data_files.hold(map(self._path_of, self._ranges))
+            for name in self._external.keys() & values.keys():
+                self._data_files.drop(self._external[name])
 
-    @property
-    def _original(self) -> str | None:
-        """Name of the file that the model was read from."""
-        return None if self._home is None else self._home.name
+    def _data_file(self, file: str, changes: Sequence[Change]) -> DataFile:
+        """Return what a data file is written from: the file, its new values, and those that were read ahead."""
+        ranges = {(data.offset, data.end): data for data in self._ranges[file] if data.length}
+        given = {(change.offset, change.offset + change.length) for change in changes}
+        others = [data for span, data in ranges.items() if span not in given]
+        held = [data for data in others if self._data_files.held(data) is not None]
+        return DataFile(
+            self._path_of(file),
+            max(data.end for data in self._ranges[file]),
+            changes,
+            [Change(data.offset, data.length, partial(self._data_files.bytes, data)) for data in held],
+            len(held) == len(others),
+        )
 
     def _added_metadata(self, entries: Mapping[str, str]) -> bytes:
         """Return the bytes of new metadata entries, to append to those of the model.
@@ -597,12 +617,7 @@ class ModelFile:
         return bytes(self._large.read(tensor.name)) if tensor.name in self._large else bytes(tensor.raw_data)
 
 
-def _check_folder(target: Path, data: Path) -> None:
-    """Make sure that a data file below the folder of a model can be written; missing folders are made later.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
-    existing = next(path for path in data.parents if os.path.lexists(path))
-    if existing != target.parent:
-        check_writable(existing / data.name)
+def _place_of(tensor: TensorProto) -> tuple[str, ...]:
+    """Return the entries of an external tensor that say where its data is, and its type and shape."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return *(entries.get(key, "") for key in ("location", "offset", "length")), str(data_bytes(tensor))

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from onnxtrain.errors import ModelError
+from onnxtrain.errors import ModelError, OnnxTrainError
 from onnxtrain.model_file.saving import data_files_of
 from onnxtrain.optional import import_optional
 
@@ -92,29 +92,43 @@ def client(needs: str) -> Any:
     return import_optional("huggingface_hub", needs=needs, packages="huggingface_hub")
 
 
+_MEANINGS = {
+    401: "it does not exist, or needs a login: hf auth login, or HF_TOKEN",
+    403: "your account may not read or write it; ask its owner for access",
+    404: "there is no such repository, revision or file; check the address",
+    429: "the Hub takes no more requests for now; wait some minutes, or log in (hf auth login)",
+}
+"""Sentences for statuses of HTTP."""
+
+
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn errors of huggingface_hub into a sentence.
+    """Turn errors of huggingface_hub, which raises many types, into a sentence.
 
     Raises:
         ModelError: Any error of the Hub, the network or its cache.
     """
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     try:
         yield
-    except HfHubHTTPError as error:
-        response = getattr(error, "response", None)
-        status = "" if response is None else f" (status {response.status_code})"
-        reason = getattr(error, "server_message", None) or str(error).split("\n")[0]
-        raise ModelError(f"{what}{status}: {_sentence(reason)}") from error
-    except LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"{what}: it is not in the cache, and the Hub cannot be reached; check the network and HF_ENDPOINT."
-        ) from error
-    except (HFValidationError, OSError, RuntimeError) as error:  # uploads of large files end in a RuntimeError
-        raise ModelError(f"{what}: {_sentence(str(error))}") from error
+    except OnnxTrainError:
+        raise
+    except Exception as error:
+        not_cached = type(error).__name__ == "LocalEntryNotFoundError"  # because of another error
+        found: BaseException | None = error
+        while found is not None and getattr(found, "response", None) is None:
+            found = found.__cause__ or found.__context__ if not_cached else None
+        if found is not None:
+            status = int(found.response.status_code)  # type: ignore[attr-defined]
+            said = getattr(found, "server_message", None)
+            reason = _MEANINGS.get(status) or said or str(found).split("\n")[0]
+            more = f" ({said})" if said and status in _MEANINGS else ""
+            raise ModelError(f"{what} (status {status}): {_sentence(reason + more)}") from error
+        if not_cached:
+            raise ModelError(
+                f"{what}: it is not in the cache, and the Hub cannot be reached; check the network and HF_ENDPOINT."
+            ) from error
+        raise ModelError(f"{what}: {_sentence(str(error) or type(error).__name__)}") from error
 
 
 def _sentence(text: str) -> str:
-    return " ".join(text.split()).rstrip(".") + "."
+    return " ".join(text.split())[:300].rstrip(".") + "."

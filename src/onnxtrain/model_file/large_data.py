@@ -8,6 +8,7 @@ state of a training without another copy.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -82,6 +83,25 @@ class SourceFile(NamedTuple):
         )
 
 
+def free_memory() -> int | None:
+    """Return the bytes of memory that are free for new data; ``None`` where the system does not say."""
+    try:
+        lines = [line for name in ("meminfo", "self/status") for line in Path("/proc", name).read_text().splitlines()]
+    except OSError:  # not Linux
+        return None
+    import resource
+
+    sizes = {line.split()[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
+    found = [sizes["MemAvailable:"]]
+    for limit, used in ((resource.RLIMIT_DATA, "VmData:"), (resource.RLIMIT_AS, "VmSize:")):
+        if (allowed := resource.getrlimit(limit)[0]) != resource.RLIM_INFINITY:
+            found.append(max(allowed - sizes[used], 0))
+    with contextlib.suppress(OSError, ValueError):  # in a container; "max" is no number
+        most, now = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(max(most - now, 0))
+    return min(found)
+
+
 _GAP = 1 << 16
 """Maximum gap in bytes between the data of two initializers that are read in one call."""
 
@@ -97,19 +117,20 @@ class _Run(NamedTuple):
 
 
 class BackgroundRead:
-    """Read ranges of a file in another thread, each into memory of its own.
+    """Read ranges of files in another thread, each into memory of its own.
 
     Args:
-        source: The file and the ranges.
-        file: The same file, open; it is closed at the end.
+        sources: The files and the ranges; no two ranges have the same name.
+        opened: The first file, open; it is closed at the end.
     """
 
-    def __init__(self, source: SourceFile, file: FileIO) -> None:
-        ranges = source.ranges
-        self._memory = {name: aligned(span.stop - span.start) for name, span in ranges.items()}
+    def __init__(self, *sources: SourceFile, opened: FileIO | None = None) -> None:
+        spans = {name: span for source in sources for name, span in source.ranges.items()}
+        self._memory = {name: aligned(span.stop - span.start) for name, span in spans.items()}
         self._names = {memory.ctypes.data: name for name, memory in self._memory.items()}
         self._shown = defaultdict[str, list["weakref.ref[np.ndarray]"]](list)
-        self._work: _Work | None = _Work(source, file, list(_runs(ranges, self._memory)))
+        parts = [(source, list(_runs(source.ranges, self._memory))) for source in sources]
+        self._work: _Work | None = _Work(parts, opened)
 
     @classmethod
     def of(cls, source: SourceFile) -> BackgroundRead | None:
@@ -124,10 +145,10 @@ class BackgroundRead:
             return None
         stamp = stamp_of(os.fstat(file.fileno()))
         if stamp == source.stamp:
-            return cls(source, file)
+            return cls(source, opened=file)
         file.close()
         if stamp[:2] == source.stamp[:2]:
-            raise ModelError(_changed(source))
+            raise ModelError(changed_while_read(source.path))
         return None
 
     def __contains__(self, name: str) -> bool:
@@ -176,8 +197,8 @@ class BackgroundRead:
 class _Work:
     """The reading thread, which does not keep the `BackgroundRead` alive."""
 
-    def __init__(self, source: SourceFile, file: FileIO, runs: list[_Run]) -> None:
-        self._source, self._file, self._runs = source, file, runs
+    def __init__(self, parts: list[tuple[SourceFile, list[_Run]]], opened: FileIO | None) -> None:
+        self._parts, self._opened = parts, opened
         self._done, self._error = False, ""
         # a daemon, so that the process does not wait for it at exit
         self._thread = threading.Thread(target=self._read, name="onnxtrain: weights", daemon=True)
@@ -191,22 +212,25 @@ class _Work:
         return self._error
 
     def _read(self) -> None:
-        try:
-            with self._file as file:
-                for run in self._runs:
-                    _fill(file.fileno(), run)
-                if stamp_of(os.fstat(file.fileno())) != self._source.stamp:
-                    raise EOFError
-        except EOFError:
-            self._error = _changed(self._source)
-        except OSError as error:
-            self._error = f"{str(self._source.path)!r} cannot be read: {reason(error, 'copy it again')}."
-        self._done, self._runs = True, []
+        for source, runs in self._parts:
+            try:
+                with self._opened or source.path.open("rb", buffering=0) as file:
+                    self._opened = None
+                    for run in runs:
+                        _fill(file.fileno(), run)
+                    if stamp_of(os.fstat(file.fileno())) != source.stamp:
+                        raise EOFError
+            except EOFError:
+                self._error = changed_while_read(source.path)
+            except OSError as error:
+                self._error = f"{str(source.path)!r} cannot be read: {reason(error, 'copy it again')}."
+        self._done, self._parts = True, []
 
 
-def _changed(source: SourceFile) -> str:
+def changed_while_read(path: Path) -> str:
+    """Return the sentence of an error for a file that another program writes to."""
     return (
-        f"{str(source.path)!r} was changed while it was read; load the model from a file that nobody writes to, or "
+        f"{str(path)!r} was changed while it was read; load the model from a file that nobody writes to, or "
         "replace files atomically."
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onnxtrain.errors import ModelError
@@ -49,29 +49,53 @@ def kept_in_memory(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def save_or_rescue(save: Callable[[Path], None], path: str | os.PathLike[str]) -> None:
-    """Save the result of a training; if its path cannot be written, save it to another one.
+def current_folder() -> Path:
+    """Return the current folder, or the one for temporary files where it is gone."""
+    try:
+        return Path.cwd()
+    except OSError:
+        import tempfile
+
+        return Path(tempfile.gettempdir())
+
+
+def reached_from(start: Path, path: str | os.PathLike[str]) -> Path:
+    """Return a path, or its place in the folder that was the current one, if that is gone."""
+    try:
+        os.getcwd()
+    except OSError:
+        return start / path
+    return Path(path)
+
+
+def save_or_rescue(save: Callable[[Path], None], path: str | os.PathLike[str], start: Path) -> None:
+    """Save the result of a training, in a folder that was there; if it cannot be written, save it to another path.
 
     Args:
         save: Writes the result to a path.
         path: The requested path.
+        start: The current folder before the training, to which a relative path belongs if that folder is gone.
 
     Raises:
         ModelError: The path could not be written; the message names the file that was written instead.
     """
+    path = reached_from(start, path)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        save(Path(path))
-    except ModelError as error:
+        save(path)
+    except (ModelError, OSError) as error:
         import tempfile
 
-        folders = dict.fromkeys([Path(path).absolute().parent, writable_folder(), Path(tempfile.gettempdir())])
+        folders = dict.fromkeys([(start / path).parent, writable_folder(), Path(tempfile.gettempdir())])
         for folder in filter(None, folders):
             other = _free(folder, _name(path))
             try:
                 save(other)
             except (ModelError, OSError):
                 continue
-            raise ModelError(f"{_without_advice(str(error))}; the trained weights are in {str(other)!r}.") from error
+            found = str(error) if isinstance(error, ModelError) else f"{os.fspath(path)!r}: {error.strerror or error}"
+            raise ModelError(f"{_without_advice(found)}; the trained weights are in {str(other)!r}.") from error
         raise
 
 

@@ -14,7 +14,7 @@ import posixpath
 import re
 import stat
 import zlib
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -69,11 +69,15 @@ class DataFile(NamedTuple):
         source: The file with its present bytes.
         size: End of the last tensor in it.
         changes: New bytes.
+        held: Other bytes, as they were when the model was read.
+        is_whole: True if ``changes`` and ``held`` have the bytes of all its tensors.
     """
 
     source: Path
     size: int
     changes: Sequence[Change]
+    held: Sequence[Change]
+    is_whole: bool
 
 
 _Stamp = tuple[int, int, int, int]
@@ -94,7 +98,6 @@ def save_model(
     *,
     sources: DataFiles,
     keep: Iterable[Path] = (),
-    original: str | None = None,
 ) -> dict[str, str]:
     """Write a model with its data files.
 
@@ -102,13 +105,15 @@ def save_model(
     ``MODEL.<hex>.ENDING``, so that the old model stays whole until one rename replaces it. Then those data files of the
     old model are removed that onnxtrain wrote for this path, which such a name tells, or this process.
 
+    Bytes that are not new are copied from the data files, if these are as they were when the model was read, and come
+    from memory if not.
+
     Args:
         path: The new file.
         data: The data files, by the locations in the model.
         render: Returns the model's bytes, given the new locations by the old ones.
         sources: Reads the data files.
         keep: Data files that are never removed.
-        original: Name of the file that the model was read from; ``None`` for a model that was given as an object.
 
     Returns:
         The new locations of the data files, by the old ones.
@@ -124,33 +129,32 @@ def save_model(
             refuse_node(target)
         named = (data_files_of(output.file) or ()) if output.exists and not output.is_node else ()
         replaced = {posixpath.normpath(location) for location in named}
-        fresh = {} if output.exists else fresh_locations(target, data, original)
+        bases = locations_of(target, data)
+        fresh = {} if output.exists else fresh_locations(target, data)
         moved: dict[str, str] = {}
         new: list[Path] = []
         with AtomicFiles() as files, files.create(target) as file:
             for location, item in data.items():
-                with sources.open(item.source, item.size) as source:
+                with _unchanged(sources, item) as source:
                     if output.exists:
-                        own = own_location(target, location, len(data), original)
-                        base = _named_after(target, own, single=len(data) == 1)
-                        old = {location, own} | {name for name in replaced if _unnumbered(target, name) == base}
+                        base = bases[location]
+                        old = {location} | {name for name in replaced if _unnumbered(target, name) == base}
                         reusable = sorted((old & replaced).difference(moved.values())) if locked else None
-                        name, is_new = _write_beside(files, target, base, source, item.changes, reusable)
+                        name, is_new = _write_beside(files, target, base, source, item, reusable)
                     else:
                         name, is_new = fresh[location], True
-                        inside(folder, name)
                         with files.create_data(folder, name) as pending:
-                            _copy_with_changes(source, pending.file, item.changes)
+                            _write_data(item, source, pending.file)
                 moved[location] = name
                 if is_new:
                     new.append(folder / name)
             for chunk in render(moved):
                 file.write(chunk)
-        with contextlib.suppress(OSError), uninterrupted():
+        with contextlib.suppress(OSError, ValueError), uninterrupted():
             _written.update(map(_stamp, new))
             if locked:
                 used = [*keep, *(folder / location for location in moved.values())]
-                _remove_outdated(target, replaced, {path.resolve() for path in used})
+                _remove_outdated(target, replaced, {os.path.realpath(path) for path in used})
     return moved
 
 
@@ -158,8 +162,8 @@ def _write_beside(
     files: AtomicFiles,
     target: Path,
     base: str,
-    source: BinaryIO,
-    changes: Sequence[Change],
+    source: BinaryIO | None,
+    item: DataFile,
     reusable: Sequence[str] | None,
 ) -> tuple[str, bool]:
     """Write a data file of a model that exists already, under a name that follows from the new content.
@@ -168,8 +172,8 @@ def _write_beside(
         files: Takes the file.
         target: The model.
         base: Location without a number.
-        source: The data file to copy.
-        changes: New bytes.
+        source: The file with its present bytes; ``None`` if it changed.
+        item: The data file.
         reusable: Data files that need not be written again where they hold the new bytes; ``None`` where another run
             may be about to remove them.
 
@@ -177,12 +181,11 @@ def _write_beside(
         The location, and whether the file is new.
     """
     folder = target.parent
-    inside(folder, base)
-    kept = None if changes else _same_file(folder, reusable or (), source)
+    kept = None if item.changes or source is None else _same_file(folder, reusable or (), source)
     if kept is not None:
         return kept, False
     with files.create_data(folder, base) as pending:
-        checksum = _copy_with_changes(source, pending.file, changes)
+        checksum = _write_data(item, source, pending.file)
         pending.file.flush()
         if reusable is not None:
             kept = _same_file(folder, [*reusable, _numbered(target, base, checksum)], pending.file)
@@ -205,48 +208,27 @@ def data_files_of(model: Path) -> set[str] | None:
         return None
 
 
-def fresh_locations(target: Path, locations: Collection[str], original: str | None) -> dict[str, str]:
-    """Choose locations of a new model's data files at which nothing exists, by the locations in the model.
+_ENDING = re.compile(r"(?:\.[0-9]{1,6})?[._]data(?:_[0-9]{1,6})?")
+"""Endings of the names of data files that are kept."""
 
-    A data file that is named after the model (``model.onnx.data``) is named after the new one (``tuned.onnx.data``).
-    Any other keeps its name where that is free, and is named after the new model where it is not.
+
+def locations_of(target: Path, locations: Collection[str]) -> dict[str, str]:
+    """Name the data files of a model after it: ``tuned.onnx.data``.
+
+    A name in a model is the choice of whoever made it, and other programs run or read files by their names. So only a
+    usual ending is kept, as that of ``model.onnx_data``.
 
     Args:
         target: The new model.
-        locations: Its data files.
-        original: Name of the file that it was read from; ``None`` for a model that was given as an object.
+        locations: Its data files, as the model names them.
     """
     found: dict[str, str] = {}
-
-    def is_free(location: str) -> bool:
-        is_model = posixpath.normpath(location) == target.name
-        return not is_model and location not in found.values() and not os.path.lexists(target.parent / location)
-
-    for location in locations:
-        chosen = own_location(target, location, len(locations), original)
-        if not is_free(chosen):
-            chosen = _named_after(target, location, single=len(locations) == 1)
-        if not is_free(chosen):
-            chosen = _free_name(target.parent, target, chosen, 0, [target.parent / other for other in found.values()])
-        found[location] = chosen
-    return found
-
-
-def own_location(target: Path, location: str, count: int, original: str | None) -> str:
-    """Return the location of a data file for a new model: it changes where its name continues the original's."""
-    before, slash, name = location.rpartition("/")
-    if original in (None, target.name, name) or not name.startswith(original):
-        return location
-    ending = ".data" if count == 1 and len(os.fsencode(name)) > _LONGEST_MODEL else name.removeprefix(original)
-    return f"{before}{slash}{_short(target.name)}{_ending(ending)}"
-
-
-def _named_after(target: Path, location: str, *, single: bool) -> str:
-    """``tuned.onnx.data`` for the only data file of a model, else ``tuned.onnx.NAME``."""
-    before, slash, name = location.rpartition("/")
     model = _short(target.name)
-    ending = ".data" if single else _ending(f".{name.removeprefix(f'{model}.')}")
-    return f"{before}{slash}{model}{ending}"
+    for index, location in enumerate(sorted(locations)):
+        endings = [match[0] for match in _ENDING.finditer(location) if match.end() == len(location)]
+        name = f"{model}{endings[-1] if endings else '.data'}"
+        found[location] = f"{model}.{index}.data" if name in found.values() else name
+    return found
 
 
 def _short(model: str) -> str:
@@ -256,25 +238,32 @@ def _short(model: str) -> str:
     return model
 
 
-def _ending(text: str) -> str:
-    while len(os.fsencode(text)) > _LONGEST_NAME - _LONGEST_MODEL - len(".01234567"):
-        text = text[1:]
-    return text
+def fresh_locations(target: Path, locations: Collection[str]) -> dict[str, str]:
+    """Choose locations of a new model's data files at which nothing exists, by the locations in the model.
+
+    Args:
+        target: The new model.
+        locations: Its data files.
+    """
+    found: dict[str, str] = {}
+    for location, name in locations_of(target, locations).items():
+        taken = [target.parent / other for other in found.values()]
+        is_free = target.parent / name not in taken and not os.path.lexists(target.parent / name)
+        found[location] = name if is_free else _free_name(target.parent, target, name, 0, taken)
+    return found
 
 
-def _numbered(target: Path, location: str, number: int) -> str:
+def _numbered(target: Path, name: str, number: int) -> str:
     """``tuned.onnx.<hex>.data`` for ``tuned.onnx.data``."""
-    before, slash, name = location.rpartition("/")
     model = _short(target.name)
-    return f"{before}{slash}{model}.{number & 0xFFFFFFFF:08x}{name.removeprefix(model)}"
+    return f"{model}.{number & 0xFFFFFFFF:08x}{name.removeprefix(model)}"
 
 
-def _unnumbered(target: Path, location: str) -> str | None:
-    """Undo :func:`_numbered`; ``None`` for a location of another form."""
-    before, slash, name = location.rpartition("/")
+def _unnumbered(target: Path, name: str) -> str | None:
+    """Undo :func:`_numbered`; ``None`` for a name of another form."""
     model = _short(target.name)
-    match = re.fullmatch(rf"{re.escape(model)}\.[0-9a-f]{{8}}(\..+)", name, re.DOTALL)
-    return match and f"{before}{slash}{model}{match[1]}"
+    match = re.fullmatch(rf"{re.escape(model)}\.[0-9a-f]{{8}}([._].+)", name, re.DOTALL)
+    return match and f"{model}{match[1]}"
 
 
 def _free_name(folder: Path, target: Path, location: str, number: int, taken: Collection[Path]) -> str:
@@ -292,16 +281,16 @@ def _same_file(folder: Path, names: Iterable[str], content: BinaryIO) -> str | N
     return None
 
 
-def _remove_outdated(target: Path, locations: Iterable[str], keep: Container[Path]) -> None:
+def _remove_outdated(target: Path, locations: Iterable[str], keep: Container[str]) -> None:
     """Remove data files of a replaced model that onnxtrain wrote for it; other models may use any others."""
     for location in locations:
         path = target.parent / location
-        real = path.resolve()
+        real = os.path.realpath(path)
         status = os.lstat(path) if os.path.lexists(path) else None
         if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or real in keep:
             continue
         ours = _unnumbered(target, location) is not None or _stamp(path) in _written
-        if ours and real.is_relative_to(target.parent.resolve()):
+        if ours and Path(real).is_relative_to(os.path.realpath(target.parent)):
             path.unlink(missing_ok=True)
 
 
@@ -317,18 +306,6 @@ def refuse_node(target: Path) -> None:
     )
 
 
-def inside(folder: Path, location: str) -> Path:
-    """Return the path of a data file, unless a link leads out of the model's folder.
-
-    Raises:
-        ModelError: A link leads out.
-    """
-    path = folder / location
-    if not path.parent.resolve().is_relative_to(folder.resolve()):
-        raise ModelError(f"{str(path)!r} cannot be written: a link leads out of {str(folder)!r}; save elsewhere.")
-    return path
-
-
 def _holds(path: Path, other: BinaryIO) -> bool:
     """Return whether a file holds the bytes of an open file."""
     with path.open("rb") as file:
@@ -339,14 +316,45 @@ def _holds(path: Path, other: BinaryIO) -> bool:
         )
 
 
-def _copy_with_changes(source: BinaryIO, target: BinaryIO, changes: Iterable[Change]) -> int:
-    """Copy an open data file with some bytes changed, keeping holes; returns a checksum of the changes' beginnings."""
-    position, end, checksum = 0, os.fstat(source.fileno()).st_size, 0
-    for change in sorted(changes, key=lambda change: change.offset):
-        _copy(source, target, position, change.offset)
+@contextlib.contextmanager
+def _unchanged(sources: DataFiles, item: DataFile) -> Iterator[BinaryIO | None]:
+    """Open a data file that is as it was when the model was read; ``None`` if it is not, and not needed.
+
+    Raises:
+        ModelError: It changed, and has bytes that are not in memory.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            source: BinaryIO | None = stack.enter_context(sources.open(item.source, item.size))
+        except ModelError:
+            if not item.is_whole:
+                raise
+            source = None
+        yield source if source is not None and all(_has(source, change) for change in item.held) else None
+
+
+def _has(source: BinaryIO, change: Change) -> bool:
+    """Return whether an open file has these bytes."""
+    data, end = change.data(), change.offset + change.length
+    return all(
+        os.pread(source.fileno(), min(_BLOCK, end - start), start) == data[start - change.offset :][:_BLOCK]
+        for start in range(change.offset, end, _BLOCK)
+    )
+
+
+def _write_data(item: DataFile, source: BinaryIO | None, target: BinaryIO) -> int:
+    """Write a data file, keeping holes; returns a checksum of the beginnings of the new bytes."""
+    position = checksum = 0
+    end = item.size if source is None else os.fstat(source.fileno()).st_size
+    for change in () if source is not None else item.held:
+        _write_change(target, change)
+    for change in sorted(item.changes, key=lambda change: change.offset):
+        if source is not None:
+            _copy(source, target, position, change.offset)
         checksum = zlib.crc32(_write_change(target, change), zlib.crc32(str(change.offset).encode(), checksum))
         position = max(position, change.offset + change.length)
-    _copy(source, target, position, end)
+    if source is not None:
+        _copy(source, target, position, end)
     target.truncate(max(position, end))
     return checksum
 

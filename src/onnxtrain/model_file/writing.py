@@ -14,6 +14,7 @@ import contextlib
 import errno
 import io
 import itertools
+import logging
 import os
 import signal
 import stat
@@ -32,6 +33,8 @@ try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
+
+_logger = logging.getLogger(__name__)
 
 ELSEWHERE = "save it somewhere else"
 """Advice for an output that cannot be written, where the reason implies no other."""
@@ -131,6 +134,20 @@ def explained(target: Path, advice: str = ELSEWHERE, *, others_pass: bool = Fals
         if others_pass and error.filename is not None:
             raise
         raise ModelError(f"{str(target)!r} cannot be written: {reason(error, advice)}.") from error
+
+
+@contextlib.contextmanager
+def only_warns(what: str) -> Iterator[None]:
+    """Turn an error into a warning, for what is done beside a training and must not take it along.
+
+    Args:
+        what: Beginning of the warning.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = str(error) if isinstance(error, OnnxTrainError) else f"{type(error).__name__}: {error}"
+        _logger.warning("%s: %s", what, text)
 
 
 def reason(error: OSError, advice: str) -> str:

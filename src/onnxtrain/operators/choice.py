@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from onnxtrain.call_text import name_of, read_call
+from onnxtrain.call_text import name_of, read_call, read_literal
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS, Adam
 from onnxtrain.operators.optimizer import Optimizer
@@ -63,6 +62,6 @@ def optimizers_by_name() -> Mapping[str, type[Optimizer]]:
 
 def _value(text: str) -> Any:
     try:
-        return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-    except (ValueError, SyntaxError):
+        return read_literal({"true": "True", "false": "False"}.get(text, text))
+    except ValueError:
         return text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import TRAINING_DOMAIN
+from onnxtrain.model_file.small_files import RefusedFileError, parse_json
 from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
 from onnxtrain.training_info.recipe import StepEntry
@@ -88,13 +89,42 @@ class Description(NamedTuple):
         """
         if STEP_KEY not in metadata:
             raise ModelError(f"The model is not a step graph: its metadata has no {STEP_KEY!r}; export one.")
-        found = json.loads(metadata[STEP_KEY])
-        if found["version"] > VERSION:
+        found = _read_entry(metadata, STEP_KEY)
+        version, loss, roles = found.get("version"), found.get("loss"), (found.get("feeds"), found.get("states"))
+        if not isinstance(version, int) or not isinstance(loss, str | None) or not all(map(_are_texts, roles)):
+            raise ModelError(f"The metadata entry {STEP_KEY!r} describes no step graph; export it again.")
+        if version > VERSION:
             raise ModelError(
-                f"The step graph has version {found['version']} and this onnxtrain reads version {VERSION}; "
+                f"The step graph has version {version} and this onnxtrain reads version {VERSION}; "
                 "use the onnxtrain that wrote it."
             )
-        return cls(**{field: found[field] for field in cls._fields})
+        return cls(version, *roles, loss)
+
+
+def read_states(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Read the states of a step graph: the output with the new value of each input.
+
+    Raises:
+        ModelError: The metadata has no valid entry.
+    """
+    found: dict[str, str] = _read_entry(metadata, STATES_KEY)
+    if not _are_texts(found):
+        raise ModelError(f"The metadata entry {STATES_KEY!r} names no outputs; export the step graph again.")
+    return found
+
+
+def _are_texts(found: object) -> bool:
+    return isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
+
+
+def _read_entry(metadata: Mapping[str, str], key: str) -> Any:
+    try:
+        found = parse_json(metadata.get(key, ""))
+    except RefusedFileError as error:
+        raise ModelError(f"The metadata entry {key!r} is no JSON ({error}); export the step graph again.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"The metadata entry {key!r} is no JSON object; export the step graph again.")
+    return found
 
 
 def _variables(node: ir.Node) -> Iterator[ir.Value]:

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Unpack
 
 import onnx
@@ -15,7 +16,8 @@ from onnxtrain.config import Options
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import check_writable
-from onnxtrain.model_file.rescue import save_or_rescue
+from onnxtrain.model_file.rescue import current_folder, reached_from, save_or_rescue
+from onnxtrain.model_file.writing import only_warns
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.choose_structures import Structure
@@ -223,6 +225,7 @@ def prune(
         check_writable(save)
     if report is not None:
         check_report_folder(report)
+    start = current_folder()
     display = progress if isinstance(progress, Display) else Display()
     say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
 
@@ -235,7 +238,7 @@ def prune(
         if save is not None and storage == "dense":
             job.trainer._file.check_writable(save)
         result = job.run(data, validation)
-    result = _finished(result, save, report, storage)
+    result = _finished(result, save, report, storage, start)
     if result.shortfall:
         warnings.warn(result.shortfall, PruningWarning, stacklevel=2)
     return result
@@ -246,12 +249,16 @@ def _finished(
     save: str | os.PathLike[str] | None,
     report: str | os.PathLike[str] | None,
     storage: Storage,
+    start: Path,
 ) -> PruneResult:
-    """Write the model and the report."""
-    if save is not None:
-        save_or_rescue(lambda path: result.save(path, storage=storage), save)
-    if report is not None:
-        result.save_report(report)
+    """Write the model, and then the report."""
+    try:
+        if save is not None:
+            save_or_rescue(lambda path: result.save(path, storage=storage), save, start)
+    finally:
+        if report is not None:
+            with only_warns("The pruning has no report"):
+                result.save_report(reached_from(start, report))
     return result
 
 

@@ -20,6 +20,7 @@ from onnxtrain.data import Batch, IterableDataset
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.writing import check_writable
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.ray.collective import Collective, ray
@@ -118,7 +119,7 @@ def fit(
         raise result.error
     if save is not None:
         with result.checkpoint.as_directory() as folder:
-            shutil.copyfile(Path(folder) / _MODEL, save)
+            ModelFile.load(Path(folder) / _MODEL).save(save, {})
     return result
 
 

@@ -2,7 +2,7 @@
 
 A serialized model holds at most 2 GiB, so large tensors stay outside: the model refers to external data of a file that
 is never opened, and session options give onnxruntime the address of the values. External data of the user's files takes
-the same route, memory-mapped, so that the working folder of the process does not matter.
+the same route, so that the working folder of the process does not matter.
 
 onnxruntime still copies initializers while it creates a session. Weights of linear layers, most of a large model, are
 therefore inputs of the session, bound to their memory.
@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
-from onnxtrain.model_file.external import DataFiles, locate
+from onnxtrain.model_file.external import DataFiles, DataTensor, locate
 from onnxtrain.workarounds.sessions import in_place, packed, share_initializers
 
 _LARGE = 1 << 16
@@ -154,8 +154,10 @@ def _elements(tensor: ir.TensorProtocol, files: DataFiles) -> np.ndarray[Any, An
 
 
 def _raw(tensor: ir.ExternalTensor, files: DataFiles) -> np.ndarray[Any, Any]:
-    """Return the memory-mapped bytes of an external tensor."""
-    return files.raw(locate(ir.serde.serialize_tensor(tensor), Path(tensor.base_dir or ".")))
+    """Return the bytes of an external tensor."""
+    if isinstance(tensor, DataTensor):
+        return np.frombuffer(tensor.raw_bytes(), np.uint8)
+    return np.frombuffer(files.bytes(locate(ir.serde.serialize_tensor(tensor), Path(tensor.base_dir or "."))), np.uint8)
 
 
 def _in_memory(tensor: ir.ExternalTensor, files: DataFiles) -> ir.TensorProtocol:

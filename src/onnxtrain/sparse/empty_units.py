@@ -145,7 +145,9 @@ class _Units:
         graph = helper.make_graph([node], "unit", [x], [y], [numpy_helper.from_array(*pair[::-1]) for pair in others])
         imports = self._proto.opset_import
         model = helper.make_model(graph, opset_imports=imports, ir_version=self._proto.ir_version)
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         found = session.run(None, {node.input[0]: np.nan_to_num(values.astype(np.float32))})[0]
         return np.where(np.isnan(values), np.nan, found)
 

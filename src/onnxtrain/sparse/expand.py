@@ -11,9 +11,13 @@ from onnx import helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.model_file.checks import is_plausible
 from onnxtrain.sparse.functions import CONV, LINEAR, POOLED, TRANSPOSE
 from onnxtrain.sparse.layers import attributes, names_in_subgraphs, remove_unread, unused
 from onnxtrain.sparse.padded import check_padded_images
+
+_MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of layers whose attributes and weights do not fit together."""
 
 _WINDOWS = ("kernel_shape", "strides", "pads", "dilations")
 
@@ -38,7 +42,7 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
     results = {node.output[0] for node in layers}
     try:
         check_padded_images(graph, layers)
-    except ValueError as error:
+    except _MISFITS as error:
         raise ModelError(
             f"The padding of sparse convolutions does not fit together ({error}); the file is damaged or was changed: "
             "compile the pruned model again."
@@ -46,8 +50,16 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
     _read_as_given(graph)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        is_sparse = node.output[:1] and node.output[0] in results
-        nodes.extend(_dense(graph, node, constants, names) if is_sparse else [node])
+        if not node.output or node.output[0] not in results:
+            nodes.append(node)
+            continue
+        try:
+            nodes.extend(_dense(graph, node, constants, names))
+        except _MISFITS as error:
+            raise ModelError(
+                f"The packed weights of the sparse layer {node.output[0]!r} do not fit together ({error}); the file is "
+                "damaged: compile the pruned model again."
+            ) from error
     del graph.node[:]
     graph.node.extend(nodes)
     remove_unread(graph, {name for node in layers for name in node.input[1:]})
@@ -79,7 +91,7 @@ def dense_matrix(values: np.ndarray, deltas: np.ndarray, shape: list[int]) -> np
     """Return the matrix [outputs, depth] of packed weights.
 
     Raises:
-        ValueError: The shape is no [block rows, depth, block], or the values do not fit it.
+        ValueError: The shape is no [block rows, depth, block], is too large for the values, or they do not fit it.
         IndexError: A delta leads beyond the shape.
 
     Example:
@@ -88,7 +100,7 @@ def dense_matrix(values: np.ndarray, deltas: np.ndarray, shape: list[int]) -> np
         [[0.0, 2.0, 0.0], [0.0, 0.0, 3.0]]
     """
     rows, depth, block = shape
-    if min(shape) < 1 or rows * depth * block > np.iinfo(np.int32).max:
+    if min(shape) < 1 or not is_plausible(4 * rows * depth * block, values.nbytes + deltas.nbytes):
         raise ValueError(f"a shape of {shape}")
     blocks = np.zeros((rows * depth, block), np.float32)
     blocks[np.cumsum(deltas, dtype=np.int64)] = values
@@ -101,11 +113,7 @@ def _dense(
     constants: dict[str, np.ndarray],
     names: set[str],
 ) -> Iterator[onnx.NodeProto]:
-    """Yield the standard operators of a compiled layer; its weight becomes an initializer.
-
-    Raises:
-        ModelError: Packed weights do not fit together.
-    """
+    """Yield the standard operators of a compiled layer; its weight becomes an initializer."""
     given = attributes(node)
     windows = {name: given[name] for name in _WINDOWS if name in given}
 
@@ -119,13 +127,7 @@ def _dense(
         steps.append(("Conv", list(node.input), windows))
     else:
         x, values, deltas, bias, residual = node.input
-        try:
-            matrix = dense_matrix(constants[values], constants[deltas], given["shape"])
-        except (IndexError, ValueError, KeyError) as error:
-            raise ModelError(
-                f"The packed weights {values!r} and {deltas!r} of the sparse layer {node.output[0]!r} do not fit "
-                f"together ({error}); the file is damaged: compile the pruned model again."
-            ) from error
+        matrix = dense_matrix(constants[values], constants[deltas], given["shape"])
         if node.op_type == CONV:
             steps.append(("Conv", [x, put("weight", matrix.reshape(given["weight_shape"])), bias], windows))
         else:

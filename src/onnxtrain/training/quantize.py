@@ -112,6 +112,7 @@ def _upgraded(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
 def _run_quantizer(
     given: Path, result: Path, batches: _Batches, bits: int, per_channel: bool, exclude: list[str], large: bool
 ) -> None:
+    import onnxruntime
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -133,6 +134,7 @@ def _run_quantizer(
     logger = logging.getLogger()
     level = logger.level
     logger.setLevel(logging.ERROR)  # the quantizer recommends preprocessing, which it gets, on the root logger
+    onnxruntime.set_default_logger_severity(4)  # its sessions log in colours
     try:
         prepared = given.with_name("prepared.onnx")
         quant_pre_process(str(given), str(prepared), skip_symbolic_shape=True, save_as_external_data=large)
@@ -144,6 +146,7 @@ def _run_quantizer(
                 quantized()
     finally:
         logger.setLevel(level)
+        onnxruntime.set_default_logger_severity(2)
     if masked:
         names = ", ".join(masked[:3]) + (", ..." if len(masked) > 3 else "")
         text = "%d nodes stay in float: masks of infinite or huge numbers leave their other values no steps (%s)."

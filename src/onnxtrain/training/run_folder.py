@@ -19,7 +19,8 @@ from onnxtrain.callbacks import Callback, History, TrainingState
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.metrics.outcome import Outcome, outcome
-from onnxtrain.model_file.writing import AtomicFiles, check_writable
+from onnxtrain.model_file.rescue import current_folder, reached_from
+from onnxtrain.model_file.writing import AtomicFiles, check_writable, only_warns
 from onnxtrain.operators import Momentum
 from onnxtrain.report.charts import stacked
 from onnxtrain.report.history_charts import curves
@@ -55,10 +56,14 @@ class RunFolder(Callback):
     writes = True
     """True on the rank that writes."""
 
+    waits = False
+    """True if the caller of ``fit`` calls :meth:`finish`, once it has saved the model."""
+
     def __init__(self, path: str | os.PathLike[str], *, title: str = "", command: str = "", settings: str = "") -> None:
         if not os.fspath(path):
             raise OptionError("run is '', which names no folder; give the name of one, such as 'runs/first'.")
         self.path = Path(path)
+        self._start = Path()
         self._title, self._command, self._settings = title, command, settings
         self._history = History()
         self._facts: dict[str, str] = {}
@@ -135,6 +140,7 @@ class RunFolder(Callback):
         """Copy the weights, and write first files, so that errors of the file system appear before the first step."""
         self._began = time.perf_counter()
         try:
+            self._start = current_folder()
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(f"The folder {str(self.path)!r} cannot be created: {error.strerror or error}.") from error
@@ -153,10 +159,11 @@ class RunFolder(Callback):
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write the metrics so far, and measure gradients."""
-        self._save_rows()
-        if self._batch is not None:
-            self._probe = self._probe or GradientNorms(state.trainer)
-            self._norms.append(self._probe.measure(state.weights, self._batch))
+        with only_warns("The run folder lacks this epoch"):
+            self._save_rows()
+            if self._batch is not None:
+                self._probe = self._probe or GradientNorms(state.trainer)
+                self._norms.append(self._probe.measure(state.weights, self._batch))
 
     def on_fit_end(self, state: TrainingState) -> None:
         """Record the time."""
@@ -166,10 +173,15 @@ class RunFolder(Callback):
             self._facts["stopped early"] = state.stop_reason
 
     def finish(self, trainer: Any, *, ema: bool = False) -> None:
-        """Compare predictions (of the moving averages, with ``ema``) with targets; write curves and report."""
+        """Compare predictions (of the moving averages, with ``ema``) with targets; write curves and report.
+
+        What cannot be written is a warning: the training is done.
+        """
         self._facts["time"] = f"{self._seconds:.1f} s, {self._examples / max(self._seconds, 1e-9):,.0f} examples/s"
         self._facts["waiting for data"] = f"{self._waited / max(self._seconds, 1e-9):.1%} of the time"
-        outcome, said = self._outcome(trainer, ema)
+        outcome, said = None, "Nothing is compared: the evaluation failed."
+        with only_warns("The report lacks predictions"):
+            outcome, said = self._outcome(trainer, ema)
         norms = {name: [row[name] for row in self._norms] for name in (self._norms or [{}])[0]}
         record = RunRecord(
             title=self._title or (self.path.name if trainer._file.path is None else trainer._file.path.name),
@@ -188,9 +200,12 @@ class RunFolder(Callback):
             outcome_of=said,
             settings=self._settings,
         )
-        self._write(CURVES, stacked(curves(record.rows)))
-        self._write(REPORT, page(record))
-        self._write_run(finished=True)
+        with only_warns("The run has no curves"):
+            self._write(CURVES, stacked(curves(record.rows)))
+        with only_warns("The run has no report"):
+            self._write(REPORT, page(record))
+        with only_warns("The run is not marked as finished"):
+            self._write_run(finished=True)
 
     def _outcome(self, trainer: Any, ema: bool) -> tuple[Outcome | None, str]:
         """Compare predictions with targets; return the outcome and a sentence for the report."""
@@ -233,13 +248,15 @@ class RunFolder(Callback):
 
     def _save_rows(self) -> None:
         if self.writes:
-            self._history.save(self.path / METRICS)
+            place = reached_from(self._start, self.path)
+            place.mkdir(parents=True, exist_ok=True)
+            self._history.save(place / METRICS)
 
     def _write(self, name: str, text: str) -> None:
         if not self.writes:
             return
         try:
-            with AtomicFiles() as files, files.create(self.path / name) as file:
+            with AtomicFiles() as files, files.create(reached_from(self._start, self.path) / name) as file:
                 file.write(text.encode("utf-8", "backslashreplace"))
         except ModelError as error:
             raise OptionError(str(error)) from error

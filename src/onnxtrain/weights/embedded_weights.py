@@ -88,7 +88,6 @@ def untrainable(model: ir.Model, proto: ModelProto) -> str:
     return "; ".join(sentences)
 
 
-
 def _is_fitted(node: ir.Node) -> bool:
     """Return whether a node holds fitted values that are not parameters."""
     return node.domain == MACHINE_LEARNING_DOMAIN and any(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import math
 import os
@@ -14,7 +13,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.call_text import read_call
+from onnxtrain.call_text import read_call, read_literal
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
@@ -124,8 +123,8 @@ def read_group(text: str) -> Group:
     try:
         if call is None or not call.positional or not call.named:
             raise ValueError
-        settings = {name: ast.literal_eval(value) for name, value in call.named.items()}
-    except (ValueError, SyntaxError):
+        settings = {name: read_literal(value) for name, value in call.named.items()}
+    except ValueError:
         raise OptionError(
             f"The group {text!r} is not a pattern with settings; write them as in '*.bias|*norm*, weight_decay=0'."
         ) from None

@@ -6,13 +6,13 @@ its module: by metadata (the newer exporter), or by its own name, ``/layer.1/hea
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from enum import Enum
 
 import onnx_ir as ir
 
+from onnxtrain.call_text import read_literal
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import REPLACED_WEIGHT
 from onnxtrain.weights.program import CALL
@@ -346,8 +346,8 @@ def module_of(name: str, metadata: Mapping[str, str]) -> str:
     scopes = metadata.get(_SCOPES)
     if scopes is not None:
         try:
-            listed = ast.literal_eval(scopes)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            listed = read_literal(scopes)
+        except ValueError:
             return ""
         named = [scope for scope in listed if isinstance(scope, str)] if isinstance(listed, list) else []
         return named[-2] if len(named) > 1 else ""

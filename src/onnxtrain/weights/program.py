@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import Final
 
 import onnx_ir as ir
 
+from onnxtrain.call_text import read_literal
 from onnxtrain.ir.value import is_float
 from onnxtrain.model_file.embedded_weights import KIND
 
@@ -120,7 +120,7 @@ def _folding(value: ir.Value) -> tuple[list[str], set[str]]:
     if text is None or not signature:
         return [], set()
     try:
-        sources = [str(name) for name in ast.literal_eval(text)]
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        sources = [str(name) for name in read_literal(text)]
+    except (ValueError, TypeError):  # no literal, or no list
         return [], set()
     return sources, set(_PARAMETER.findall(signature))

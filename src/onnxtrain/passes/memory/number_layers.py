@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
+
+from onnxtrain.call_text import read_literal
 
 LAYERS = "layers"
 """The pattern of ``recompute`` that recomputes each numbered layer separately."""
@@ -48,14 +49,8 @@ def _layer_of(node: ir.Node) -> str:
 def _scopes(node: ir.Node) -> Iterator[str]:
     text = node.metadata_props.get(_SCOPES, "")
     try:
-        scopes = ast.literal_eval(text) if text else ()
-    except (
-        ValueError,
-        SyntaxError,
-        TypeError,
-        RecursionError,
-        MemoryError,
-    ):  # another tool's text, perhaps nested deeply
+        scopes = read_literal(text) if text else ()
+    except ValueError:  # another tool's text
         return
     if isinstance(scopes, (list, tuple)):
         yield from (scope for scope in scopes if isinstance(scope, str))

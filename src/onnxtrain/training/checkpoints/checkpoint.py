@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -255,6 +256,7 @@ class CheckpointStore:
             record = json.loads(to_json(record))  # the checksum is of the record as it will be read
             record["checksum"] = record_checksum(record)
             unfinished_record.write_text(to_json(record), encoding="utf-8")
+            unfinished.chmod(stat.S_IMODE(unfinished_record.stat().st_mode))  # safetensors makes it private
             _flush(unfinished_record)
             unfinished.replace(entry.tensors)
             _flush(self.folder)  # the directory entry of the tensors reaches the disk before that of the JSON

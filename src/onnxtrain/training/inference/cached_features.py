@@ -12,6 +12,7 @@ from onnxtrain.data.base import share
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.features import divide
+from onnxtrain.model_file.large_data import free_memory
 from onnxtrain.objective import Objective
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
@@ -132,17 +133,6 @@ def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) ->
             f"cache_features keeps {', '.join(features)} of {dataset.size:,} examples, which takes {_shown(needed)}, "
             f"but {_shown(free)} of memory are free; freeze more layers, or leave cache_features out."
         )
-
-
-def free_memory() -> int | None:
-    """Return the bytes of memory that are free for new data; ``None`` where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = file.readlines()
-    except OSError:  # not Linux
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
 
 
 def _shown(size: int) -> str:

@@ -292,6 +292,7 @@ class Evaluator:
     def _predicting(self, names: tuple[str, ...], values: Sequence[ir.Value]) -> StepSession:
         self._axes |= batch_axes(self.objective.model, values)
         return self._session(self.objective, with_loss=False, results=names)
+
     def find_doubts(self, inputs: dict[str, np.ndarray]) -> list[str]:
         """Return hints about outputs of the first rows that may be probabilities, but are taken for logits."""
         heads = [head for head in self.objective.heads if head.assumes_logits]

@@ -147,7 +147,7 @@ def write_table(path: Path, table: Table) -> None:
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
             if not start:
-                writer.writerow(table)
+                writer.writerow(map(_as_text, table))
             writer.writerows(zip(*(_shown(column[start : start + _BLOCK]) for column in table.values()), strict=True))
             file.write(text.getvalue().encode())
 
@@ -164,7 +164,24 @@ def check_table(path: Path) -> None:
 
 def _shown(column: Array) -> list[object]:
     """Return values for CSV; floats have the fewest digits that identify them."""
-    return [str(value) for value in column] if column.dtype.kind == "f" else list(column.tolist())
+    if column.dtype.kind == "f":
+        return [str(value) for value in column]
+    return [_as_text(value) if isinstance(value, str) else value for value in column.tolist()]
+
+
+def _as_text(text: str) -> str:
+    """Return a text with an apostrophe in front, if a spreadsheet would run it as a formula.
+
+    >>> _as_text("=1+1"), _as_text("-1"), _as_text("cat")
+    ("'=1+1", '-1', 'cat')
+    """
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def _write_parquet(path: Path, table: Table) -> None:
