@@ -399,7 +399,7 @@ def test_batches_of_nothing_are_refused() -> None:
 
 AMBIGUOUS = {
     "classes as many as examples": (
-        "s = Constant <value_ints = [3, 4]> ()  r = Reshape (x, s)  y = MatMul (r, w)", "['rows', 3]"
+        "p = Cast <to = 7> (zeros)  a = Pad (x, p)  y = MatMul (a, w)", "['rows', 3]"
     ),
     "time first": ("u = Unsqueeze (x, zero)  e = Expand (u, three)  y = MatMul (e, w)", "[3, 3, 3]"),
     "examples last": ("h = MatMul (x, w)  y = Transpose (h)", "[3, 'rows']"),
@@ -413,7 +413,8 @@ def test_predictions_are_joined_along_the_axis_that_the_nodes_give(case):
     body, declared = AMBIGUOUS[case]
     model = parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 18]> m (float[3,4] x) => (float{declared.replace("'", "")} y)
-        <float[4,3] w, float[1,4,5] v, int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[3] three = {{3, 1, 1}}>
+        <float[4,3] w, float[1,4,5] v, float[4] zeros = {{0, 0, 0, 0}}, int64[1] zero = {{0}},
+        int64[1] two = {{2}}, int64[3] three = {{3, 1, 1}}>
         {{ {body} }}"""
     )
     rng = np.random.default_rng(0)
@@ -428,6 +429,12 @@ def test_predictions_are_joined_along_the_axis_that_the_nodes_give(case):
         "examples and steps merged": (x[:, :, None] * v).reshape(-1, 5),
     }[case]
     np.testing.assert_allclose(predict(model, x), expected, rtol=1e-5)
+    if case == "classes as many as examples":
+        labels = rng.integers(0, 3, 10)
+        logits = expected - np.log(np.exp(expected).sum(1, keepdims=True))
+        found = evaluate(model, (x, labels), loss="cross_entropy", metrics=["accuracy"])
+        assert found["loss"] == pytest.approx(-logits[np.arange(10), labels].mean(), rel=1e-5)
+        assert found["accuracy"] == pytest.approx((expected.argmax(1) == labels).mean())
 
 
 def test_an_input_as_long_as_the_last_batch_is_not_padded():

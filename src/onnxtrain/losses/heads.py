@@ -58,8 +58,17 @@ def is_float_tensor(value: ir.Value) -> bool:
     return is_float(value) and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
 
 
+<<<<<<< HEAD
 class Reading(NamedTuple):
     """The input of a loss on an output.
+=======
+REAL_ROWS = "real_examples"
+"""Symbol of the batch axis of targets without those of a padding, whose loss reads as many first rows."""
+
+
+def before_activation(value: ir.Value, loss: Loss) -> tuple[ir.Value, int | None]:
+    """Return the logits before a final activation that the loss contains, and that activation's class axis.
+>>>>>>> w-graphfacts
 
     Attributes:
         prediction: The output, or the logits behind its probabilities.
@@ -155,7 +164,7 @@ class Targets:
         return {
             axis: symbols.index(size)
             for axis, (size, own) in enumerate(zip(wanted, dimensions(self.value) or (), strict=True))
-            if size in symbols and (own is None or own not in (later if axis else first))
+            if size in symbols and own != REAL_ROWS and (own is None or own not in (later if axis else first))
         }
 
     def checked(self, target: Value, prediction: Value) -> Value:

@@ -20,14 +20,11 @@ from onnxtrain.ir.batch_axis import ONE, BatchAxes
 from onnxtrain.ir.clone import captured_values
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
-from onnxtrain.losses.heads import Targets, wrapped
+from onnxtrain.losses.heads import REAL_ROWS, Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
 
 LARGEST_PADDED = 4 << 30
 """Bytes of the largest padded batch: a file can declare an absurd batch size."""
-
-_ROWS = "real_examples"
-"""Symbol of the axis of real examples."""
 
 
 class FixedBatch(NamedTuple):
@@ -128,7 +125,7 @@ def on_real_rows(
     free = ir.Value(
         name=prediction.name,
         type=prediction.type,
-        shape=None if shape is None else ir.Shape((_ROWS, *shape[1:])),
+        shape=None if shape is None else ir.Shape((REAL_ROWS, *shape[1:])),
     )
     value = targets.value
     kind: TargetKind = "indices" if value.dtype is not None and value.dtype.is_integer() else "values"
@@ -139,7 +136,7 @@ def on_real_rows(
             f"The loss {targets.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
             f"examples; give a multiple of {fixed.size} or export the loss with a dynamic batch axis."
         )
-    real = ir.Value(name=value.name, type=value.type, shape=ir.Shape((_ROWS, *found[1:])))
+    real = ir.Value(name=value.name, type=value.type, shape=ir.Shape((REAL_ROWS, *found[1:])))
     return replace(targets, loss=_LossOnRealRows(targets.loss), value=real)
 
 
@@ -169,7 +166,7 @@ class _LossOnRealRows(LossByExample):
         rows = op.Shape(target, start=0, end=1)
         real = op.Slice(prediction, op.ints(0), rows, op.ints(0))
         if prediction.shape is not None:
-            real = real.with_shape((_ROWS, *prediction.shape[1:]))
+            real = real.with_shape((REAL_ROWS, *prediction.shape[1:]))
         if isinstance(self.inner, LossByExample):
             return self.inner.build(op, real, target, weights)
         return self.inner.build(op, real, target)

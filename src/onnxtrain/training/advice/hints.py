@@ -192,7 +192,8 @@ def _constants(table: Sequence[Initializer]) -> list[Hint]:
         listed = "; ".join(f"{_listed(group)} ({kind})" for kind, group in fixed)
         count = _several(names, "1 tensor is", f"{len(names)} tensors are")
         found.append(f"{count} not trained, by {_several(names, 'its', 'their')} values: {listed}. {_train(names)}.")
-    if names := kinds.get(PREPROCESSING.reason):
+    if PREPROCESSING.reason in kinds:
+        names = kinds[PREPROCESSING.reason]
         be = _several(names, "is", "are")
         found.append(f"{_listed(names)} {be} not trained: preprocessing of an input. {_train(names)}.")
     return [Hint(text, surprising=False) for text in found]
