@@ -58,17 +58,12 @@ def is_float_tensor(value: ir.Value) -> bool:
     return is_float(value) and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
 
 
-<<<<<<< HEAD
-class Reading(NamedTuple):
-    """The input of a loss on an output.
-=======
 REAL_ROWS = "real_examples"
 """Symbol of the batch axis of targets without those of a padding, whose loss reads as many first rows."""
 
 
-def before_activation(value: ir.Value, loss: Loss) -> tuple[ir.Value, int | None]:
-    """Return the logits before a final activation that the loss contains, and that activation's class axis.
->>>>>>> w-graphfacts
+class Reading(NamedTuple):
+    """The input of a loss on an output.
 
     Attributes:
         prediction: The output, or the logits behind its probabilities.
