@@ -57,9 +57,10 @@ def test_the_result_is_never_below_the_cut_alone(trained, monkeypatch, target, r
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_fine_tuning_of_the_user_that_does_harm_is_not_saved(trained, target):
+@pytest.mark.parametrize("rate", [3.0, 1e30])
+def test_a_fine_tuning_of_the_user_that_does_harm_is_not_saved(trained, target, rate):
     """The best point is kept, the cut included, whatever the rate; the training before it is left out, too."""
-    how = {**LOSS, **target, "validation": TEST, "optimizer": SSGD(3.0), "fine_tune_optimizer": SSGD(3.0)}
+    how = {**LOSS, **target, "validation": TEST, "optimizer": SSGD(3.0), "fine_tune_optimizer": SSGD(rate)}
     alone = onnxtrain.prune(trained, TRAIN, **how, **ALONE)
     assert onnxtrain.prune(trained, TRAIN, **how, **SHORT).accuracy_after >= alone.accuracy_after
 

@@ -346,7 +346,7 @@ class Job:
         if cut.emptied:
             return after
         tuned = self.trainer
-        self.trainer = tuned._rebuilt(masks=tuned.masks)
+        self.trainer = tuned._rebuilt()
         self.trainer.set_masks({**tuned.masks, **cut.masks})
         self.trainer.set_weights({**whole, **{name: np.where(cut.masks[name], given[name], 0) for name in given}})
         alone = self.phases.measure(self.trainer)

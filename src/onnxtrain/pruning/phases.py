@@ -152,7 +152,8 @@ class Phases:
             **changes: Settings of the new trainer that differ.
 
         Raises:
-            NumericalError: The loss became NaN or infinite with the user's learning rate, or with the lowest one.
+            NumericalError: The loss of a training with cuts became NaN or infinite with the user's learning rate, or
+                with the lowest one.
         """
         if not epochs:
             return start
@@ -176,9 +177,9 @@ class Phases:
                     callbacks=[watch, *callbacks(trainer, watch), self._shown],
                 )
             except NumericalError:
-                if not may_slow:
+                if not may_slow and not tunes:
                     raise
-                watch.lost = True
+                watch.lost = may_slow
             if not watch.lost:
                 if watch.weights is not None:
                     trainer.set_weights(watch.weights)
