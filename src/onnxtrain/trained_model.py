@@ -187,7 +187,10 @@ class TrainedModel:
 
     @property
     def parameters(self) -> Parameters:
-        """Live views of the trainable parameters by name: read them, or assign to them."""
+        """Live views of the trainable parameters by name: read them, or assign to them.
+
+        They are live in the thread that trained last; others get read-only copies of the values after one step.
+        """
         return self._state.parameters
 
     @property
