@@ -112,10 +112,11 @@ def find_scores(model: ir.Model, output: ir.Value, learned: Collection[str], *, 
     if reached is None:
         return found
     logits, activation = reached
-    if activation == "Sigmoid" and found.axis is not None and (dimensions(output) or ())[found.axis] == 2:
+    axis, shape = found.axis, dimensions(output) or ()
+    if activation == "Sigmoid" and axis is not None and shape[axis : axis + 1] == (2,):
         # (1 - p, p) of a logit z is the softmax of (-z / 2, z / 2).
         logits, activation = (logits * 0.5).with_shape(logits.shape), "Softmax"
-    if activation == "Softmax" and found.axis is None:
+    if activation == "Softmax" and axis is None:
         return found  # the rows have lost classes
     if logits.ir.producer() in op.emitted:
         (logits.ir.name,) = free_names(model.graph, [f"{output.name}_logits"])
