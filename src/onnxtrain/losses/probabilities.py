@@ -22,6 +22,11 @@ _MOVING: Final = frozenset(
 )
 """Operators that only move, repeat or select the elements of their first input."""
 
+_KEEPING_SHAPES: Final = frozenset(
+    {"Identity", "Sigmoid", "Softmax", "LogSoftmax", "Exp", "Log", "Clip", "Cast"}
+    | {"QuantizeLinear", "DequantizeLinear", "QLinearSigmoid", "QLinearSoftmax"}
+)
+
 _LEAST: Final = -100.0
 """Least logarithm of a probability, as in PyTorch's ``BCELoss``."""
 
@@ -79,10 +84,12 @@ def kind_of_scores(value: ir.Value, functions: Mapping[Any, ir.Function], learne
 def _declare_shapes(value: ir.Value) -> None:
     """Give an output's shape to the values before it that operators without shape inference leave without one."""
     node = value.producer()
-    while node is not None and node.op_type in ("Identity", "Sigmoid", "Softmax", "LogSoftmax") and node.inputs[0]:
+    while node is not None and node.op_type in _KEEPING_SHAPES and node.inputs[0] is not None:
         source = node.inputs[0]
         if source.shape is None and value.shape is not None:
-            source.shape, source.type = value.shape.copy(), source.type or value.type
+            source.shape = value.shape.copy()
+            if node.op_type in ("Identity", "Sigmoid", "Softmax", "LogSoftmax"):
+                source.type = source.type or value.type
         value, node = source, source.producer()
 
 
@@ -105,10 +112,11 @@ def find_scores(model: ir.Model, output: ir.Value, learned: Collection[str], *, 
     if reached is None:
         return found
     logits, activation = reached
-    if activation == "Sigmoid" and found.axis is not None and (dimensions(output) or ())[found.axis] == 2:
+    axis, shape = found.axis, dimensions(output) or ()
+    if activation == "Sigmoid" and axis is not None and shape[axis : axis + 1] == (2,):
         # (1 - p, p) of a logit z is the softmax of (-z / 2, z / 2).
         logits, activation = (logits * 0.5).with_shape(logits.shape), "Softmax"
-    if activation == "Softmax" and found.axis is None:
+    if activation == "Softmax" and axis is None:
         return found  # the rows have lost classes
     if logits.ir.producer() in op.emitted:
         (logits.ir.name,) = free_names(model.graph, [f"{output.name}_logits"])
