@@ -29,6 +29,9 @@ KIND: Final = "pkg.torch.export.graph_signature.InputSpec.kind"
 LITERAL: Final = "LITERAL"
 """Kind of a Constant node with the name that TorchScript's exporter gives to tensors in the code of a model."""
 
+CONSTANT: Final = "CONSTANT_NODE"
+"""Kind of another tensor that is no initializer of the main graph."""
+
 _GRAPH, _FUNCTION, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 25, 5, 5, 6, 11, 5
 
 _FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -45,14 +48,15 @@ class EmbeddedWeight(NamedTuple):
         path: Path of its tensor, or of the attribute with its values.
         tensor: The tensor.
         mirrored: True where the attribute holds the negative, too (see `linear_models`).
-        is_literal: True for a Constant that has the name of a tensor in the code of a model, beside other tensors.
+        kind: LITERAL for a Constant with the name of a tensor in the code of a model, beside initializers; CONSTANT for
+            another tensor.
     """
 
     name: str
     path: Path
     tensor: TensorProto
     mirrored: bool = False
-    is_literal: bool = False
+    kind: str = CONSTANT
 
     def stored(self, values: np.ndarray) -> np.ndarray:
         """Convert new values to the file's layout."""
@@ -83,8 +87,8 @@ def find_embedded(proto: ModelProto) -> list[EmbeddedWeight]:
         is_free = value not in taken or (path[0][0] == _GRAPH and counts[value] == 1 and value not in outputs)
         name = value if is_free else next(name for name in numbered if name not in taken)
         taken.add(name)
-        is_literal = not only and path[-2][0] not in (_BODY, _BODIES) and _LITERALS.fullmatch(value) is not None
-        found.append(EmbeddedWeight(name, path, tensor, mirrored, is_literal))
+        is_literal = not only and path[-2][0] not in (_BODY, _BODIES) and _LITERALS.fullmatch(value)
+        found.append(EmbeddedWeight(name, path, tensor, mirrored, LITERAL if is_literal else CONSTANT))
     return found
 
 

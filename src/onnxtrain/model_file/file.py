@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.checks import check_model, dense_array
-from onnxtrain.model_file.embedded_weights import KIND, LITERAL, EmbeddedWeight, fill, fill_tensor, lift, with_embedded
+from onnxtrain.model_file.embedded_weights import KIND, EmbeddedWeight, fill, fill_tensor, lift, with_embedded
 from onnxtrain.model_file.external import (
     DataFiles,
     DataTensor,
@@ -458,8 +458,8 @@ class ModelFile:
             }
             model = working_copy(self._label, proto, large, folder, minimum_opset)
         for item in self._embedded.values():
-            if item.is_literal and item.name in model.graph.initializers:
-                model.graph.initializers[item.name].metadata_props[KIND] = LITERAL
+            if item.name in model.graph.initializers:
+                model.graph.initializers[item.name].metadata_props[KIND] = item.kind
         return model
 
     def _working_tensor(self, tensor: TensorProto, folder: str) -> ir.TensorProtocol:

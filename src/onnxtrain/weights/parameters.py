@@ -15,7 +15,7 @@ from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.value import constant_tensor, dimensions, is_float
-from onnxtrain.model_file.embedded_weights import LITERAL
+from onnxtrain.model_file.embedded_weights import CONSTANT, LITERAL
 from onnxtrain.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.weights.buffers import mask_reason, table_reason
 from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin, origin_of
@@ -230,10 +230,12 @@ class _Role(NamedTuple):
     Attributes:
         use: What all operators that read it configure by it; "" if one reads a weight or an operand.
         table: Why it is a fixed table by its name, values or readers; "" where it is not.
+        is_recurrent: True for a weight of a recurrent layer, which no code writes as a literal.
     """
 
     use: str = ""
     table: str = ""
+    is_recurrent: bool = False
 
 
 def _role_of(value: ir.Value, functions: Functions) -> _Role:
@@ -242,7 +244,8 @@ def _role_of(value: ir.Value, functions: Functions) -> _Role:
     settings = sorted(use for use in uses if isinstance(use, str))
     if settings and ReaderUse.WEIGHT not in uses:
         return _Role(use=" and ".join(settings))
-    return _Role(table=table_reason(value, functions, readers))
+    is_recurrent = any(node.op_type in ("LSTM", "GRU", "RNN") and index in (1, 2, 3, 7) for node, index in readers)
+    return _Role(table=table_reason(value, functions, readers), is_recurrent=is_recurrent)
 
 
 def _decision(value: ir.Value, role: _Role, is_rotary: bool) -> tuple[Decision, str]:
@@ -256,9 +259,8 @@ def _decision(value: ir.Value, role: _Role, is_rotary: bool) -> tuple[Decision, 
         role: Its purpose as a constant.
         is_rotary: True if it is one of a pair of cosine and sine tables.
     """
-    declared = (
-        "computed from constants by the exporter" if is_folded_constant(value) else _DECLARED.get(declared_kind(value))
-    )
+    kind = "folded" if is_folded_constant(value) else declared_kind(value)
+    declared = None if kind == LITERAL and role.is_recurrent else _DECLARED.get(kind)
     if is_declared_parameter(value) and 0 not in (dimensions(value) or ()):
         if role.use and not all(part.startswith(_PASSED) for part in role.use.split(" and ")):
             return Decision(role.use), ""
@@ -266,6 +268,8 @@ def _decision(value: ir.Value, role: _Role, is_rotary: bool) -> tuple[Decision, 
     judged = _judged(value, role, is_rotary)
     if judged.open and folded_parameters(value):
         return LEARNED, ""  # computed from parameters, which a hint names
+    if judged.open and kind == CONSTANT and is_scalar(value):
+        return Decision(judged.reason), ""  # one value in a node or body is a number of a formula
     return (Decision(declared) if declared and (judged.open or not judged.reason) else judged), ""
 
 
@@ -289,11 +293,6 @@ def _judged(value: ir.Value, role: _Role, is_rotary: bool) -> Decision:
         return Decision("a position table: cosines and sines")
     reason = mask_reason(value)
     return Decision(reason) if reason else operand_decision(value)
-
-
-def _is_recurrent(value: ir.Value) -> bool:
-    """Return whether a recurrent layer reads a weight, which no code writes as a literal."""
-    return any(node.op_type in ("LSTM", "GRU", "RNN") and index in (1, 2, 3, 7) for node, index in arrivals(value))
 
 
 def _has_several_values(value: ir.Value) -> bool:

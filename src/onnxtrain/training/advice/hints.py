@@ -16,7 +16,6 @@ from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.weights.buffers import BY_VALUES, is_weight
 from onnxtrain.weights.names import is_added_variable, is_computed, is_folded_scale, is_variable, last_word, module_of
-from onnxtrain.weights.operands import PREPROCESSING
 from onnxtrain.weights.parameters import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.weights.program import CALL, folded_parameters, lost_parameters, renormed_tables
 from onnxtrain.weights.readers import (
@@ -180,23 +179,18 @@ def _quoted(name: str) -> str:
 
 
 def _constants(table: Sequence[Initializer]) -> list[Hint]:
-    """Name the tensors that are constants by their values, by kind, and those that normalize an input."""
+    """Name the tensors that are constants by their values, by kind."""
     kinds: dict[str, list[str]] = {}
     for row in table:
-        if not row.undecided and (row.reason.endswith(BY_VALUES) or row.reason == PREPROCESSING.reason):
+        if row.reason.endswith(BY_VALUES):
             kinds.setdefault(row.reason.removesuffix(BY_VALUES), []).append(row.name)
-    found = []
-    fixed = [(kind, names) for kind, names in kinds.items() if kind != PREPROCESSING.reason]
-    if fixed:
-        names = [name for _, group in fixed for name in group]
-        listed = "; ".join(f"{_listed(group)} ({kind})" for kind, group in fixed)
-        count = _several(names, "1 tensor is", f"{len(names)} tensors are")
-        found.append(f"{count} not trained, by {_several(names, 'its', 'their')} values: {listed}. {_train(names)}.")
-    if PREPROCESSING.reason in kinds:
-        names = kinds[PREPROCESSING.reason]
-        be = _several(names, "is", "are")
-        found.append(f"{_listed(names)} {be} not trained: preprocessing of an input. {_train(names)}.")
-    return [Hint(text, surprising=False) for text in found]
+    names = [name for group in kinds.values() for name in group]
+    if not names:
+        return []
+    listed = "; ".join(f"{_listed(group)} ({kind})" for kind, group in kinds.items())
+    count = _several(names, "1 tensor is", f"{len(names)} tensors are")
+    text = f"{count} not trained, by {_several(names, 'its', 'their')} values: {listed}. {_train(names)}."
+    return [Hint(text, surprising=False)]
 
 
 def _doubtful(table: Sequence[Initializer]) -> list[Hint]:
