@@ -271,13 +271,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             while line := file.readline(_LINE_LIMIT + 1):
                 number += 1
                 if len(line) > _LINE_LIMIT:
-<<<<<<< HEAD
                     raise DataError(f"line {number} of '{path}' exceeds {_LINE_LIMIT // MEGABYTE} MiB: divide it.")
-=======
-                    raise DataError(
-                        f"line {number} of '{path}' has more than {_LINE_LIMIT // MEGABYTE} MiB: divide it."
-                    )
->>>>>>> w-quant
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if text.strip():
                     yield number, text

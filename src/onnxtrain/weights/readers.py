@@ -13,11 +13,7 @@ says so.
 | lookup (Gather), slope of PRelu | table, slope | a parameter |
 | BatchNormalization | running mean and variance | a constant |
 | comparison, Pow, Clip, Pad, Range, Resize, ... | operand, exponent, bound, fill | a constant |
-<<<<<<< HEAD
 | (De)QuantizeLinear, QLinear..., factor of integers or rounded values | scales, zero points | a constant |
-=======
-| QuantizeLinear, DequantizeLinear, QLinear..., factor of integers | scales, zero points | a constant |
->>>>>>> w-quant
 | recurrent layer | initial state | open: a parameter if it has an author's name or its values differ |
 | Add to a matmul with weights | the other operand | a parameter |
 | Add, Mul, Where, Max, ... | any | open |
