@@ -1,4 +1,4 @@
-"""What was read is what is trained and saved, whatever happens to the data file of a model meanwhile."""
+"""Data files that change while a model is trained: the values that were read are trained and saved."""
 
 from __future__ import annotations
 
