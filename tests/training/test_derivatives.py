@@ -244,7 +244,7 @@ def test_two_outputs_of_one_name_have_one_product() -> None:
 
 
 def test_a_jacobian_of_a_batch_needs_the_batch_in_each_x() -> None:
-    model = parse("f (float[n, 3] x, float[2] b) => (float[4, 2] y) <float[3, 2] w = {1,2,3,4,5,6}> "
+    model = parse("f (float[4, 3] x, float[2] b) => (float[4, 2] y) <float[3, 2] w = {1,2,3,4,5,6}> "
                   "{ p = MatMul(x, w)  y = Add(p, b) }")  # fmt: skip
     with pytest.raises(GradientError, match=r"axis 0 of 'w' \[3, 2\] is not the batch of 'y' \[4, 2\]"):
         onnxtrain.jacobian(model, "y", "w", batch=True)
