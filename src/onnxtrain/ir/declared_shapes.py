@@ -67,6 +67,8 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
     doubted, completed = set[ir.Value](), bool(untrue)
     otherwise = graph.meta.setdefault(_OTHERWISE, {})
     for node in _bodies_first(graph):
+        if node.op_type == "Constant" and not node.domain:
+            continue  # its tensor has a shape; onnxruntime-genai's builder declares scalars for lists of one element
         behind = any(value in doubted for value in (*node.inputs, *captured_values(node)))
         if behind:
             doubted.update(node.outputs)

@@ -136,8 +136,18 @@ def _has_sinusoids(array: np.ndarray) -> bool:
 
 
 def _are_sinusoids(rows: np.ndarray) -> bool:
-    """Return whether columns satisfy t[p + 1] + t[p - 1] = 2 cos(w) t[p] in their interior."""
-    part = rows[1 : _MOST_ROWS + 1]  # the first row may have a scale of its own
+    """Return whether columns satisfy t[p + 1] + t[p - 1] = 2 cos(w) t[p] in their interior.
+
+    A corner comes first, since most tensors are weights, perhaps of a mapped file.
+    """
+    if not _fit_recurrence(rows[(slice(1, 1 + _LEAST_ROWS), *[slice(_MOST_ROWS)] * (rows.ndim - 1))], least=0):
+        return False
+    spread = (slice(None, None, max(1, size // _MOST_ROWS)) for size in rows.shape[1:])
+    return _fit_recurrence(rows[(slice(1, 1 + _MOST_ROWS), *spread)], least=3)
+
+
+def _fit_recurrence(part: np.ndarray, least: int) -> bool:
+    """Test the recurrence where at least some columns turn fast; the first row may have a scale of its own."""
     part = part.reshape(len(part), -1).astype(np.float64)
     middle, around = part[1:-1], part[2:] + part[:-2]
     if len(middle) < 3:
@@ -147,7 +157,7 @@ def _are_sinusoids(rows: np.ndarray) -> bool:
     largest = np.abs(part).max()
     fits = np.abs(around - factors * middle).max(0) <= 2e-3 * largest
     turning = (np.abs(factors) < 1.98) & (squares > 1e-6 * squares.max())
-    return bool(fits.all() and (np.abs(factors) <= 2.002).all() and turning.sum() >= 3)
+    return bool(fits.all() and (np.abs(factors) <= 2.002).all() and turning.sum() >= least)
 
 
 def _single_kernels(taps: np.ndarray) -> np.ndarray | None:

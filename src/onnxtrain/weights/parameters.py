@@ -121,11 +121,17 @@ def parameter_table(
     given = list(graph.initializers.items())  # expanding functions adds constants
     candidates = [value for _, value in given if is_float(value)]
     # Before functions are expanded: an operator shows the role of its inputs, its body does not.
-    roles = {value: _role_of(value, model.functions) for value in candidates if _is_trained(value)}
+    # Tensors that options keep are not read: those of an adapter's base may be a mapped file.
+    kept = {name for name in graph.initializers if _is_kept(name, chosen["train"], chosen["freeze"])}
+    roles = {
+        value: _role_of(value, model.functions)
+        for name, value in given
+        if is_float(value) and _is_trained(value) and name not in kept
+    }
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
     is_nameless = not any(origin_of(name) is NameOrigin.MODULE for name, value in given if value in reached)
-    rotary = rotary_tables(value for value in candidates if value in reached and not any(roles.get(value, ())))
+    rotary = rotary_tables(value for value, role in roles.items() if value in reached and not any(role))
     for name, value in given:
         reason, undecided, doubt = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False, ""
         if not reason and roles[value].use == SCALE and name not in learned and name in named:
@@ -212,11 +218,14 @@ def _reason(name: str, value: ir.Value, reached: set[ir.Value], train: set[str] 
         return f"{value.dtype.name.lower()}; the optimizers take float and double"
     if value not in reached:
         return "the loss does not depend on it through a differentiable path"
+    return _is_kept(name, train, freeze)
+
+
+def _is_kept(name: str, train: set[str] | None, freeze: set[str] | None) -> str:
+    """Return why an option keeps a tensor from being trained; "" where none does."""
     if freeze is not None and name in freeze:
         return FROZEN
-    if train is not None and name not in train:
-        return NOT_NAMED
-    return ""
+    return NOT_NAMED if train is not None and name not in train else ""
 
 
 def _is_trained(value: ir.Value) -> bool:

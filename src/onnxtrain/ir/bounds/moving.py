@@ -104,6 +104,9 @@ def _slice(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
 
 
 def _gather(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    table = node.inputs[0]
+    if table is not None and table.is_initializer() and len(dims(table) or ()) > 1:
+        return NOTHING  # rows of an embedding
     x, axis, rank = facts.of(node.inputs[0]), axis_of(node, node.inputs[0], 0), rank_of(node.inputs[1])
     order, shape = facts.constant(node.inputs[1]), dims(node.inputs[0])
     if axis is None or rank is None:
