@@ -18,6 +18,7 @@ _KEEPING: Final = frozenset(
     {"Identity", "Cast", "Dropout", "Clip", "Neg", "Sigmoid", "HardSigmoid", "Tanh", "Relu", "LeakyRelu", "Elu"}
     | {"Softplus", "BatchNormalization", "Resize", "Upsample", "Pad", "Slice", "MaxPool", "AveragePool"}
     | {"GlobalMaxPool", "GlobalAveragePool", "QuantizeLinear", "DequantizeLinear"}
+    | {"Softmax", "LogSoftmax", "Exp", "Log", "Reciprocal", "Abs", "Sqrt", "Pow"}
 )
 """Operators whose result has the axes of their first input."""
 
@@ -65,6 +66,8 @@ def units_axis(value: ir.Value | None) -> int | None:
     if node.op_type == "Concat":
         axes = {units_axis(each) for each in node.inputs}
         return axes.pop() if len(axes) == 1 else None
+    if node.op_type == "Reshape" and dimensions(node.inputs[0]) == shape:  # type: ignore[arg-type]
+        return units_axis(node.inputs[0])
     return _moved(node, len(shape))
 
 
