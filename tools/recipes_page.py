@@ -17,17 +17,21 @@ from recipes.run import RECIPES, Recipe  # noqa: E402
 
 HEAD = """# Recipes
 
+Before its release on PyPI, install onnxtrain from a checkout, `pip install '.[cpu]'`, or from a release's wheel,
+`pip install 'FILE.whl[cpu]'`, with the extras that this page names; `gpu` and `openvino` are
+[other builds](devices.md#builds-of-onnx-runtime) of ONNX Runtime.
+
 A recipe repeats a published result: a folder of [`recipes`](../recipes/run.py) with the model as it is made, the
 training, and the expected figures with their sources. One command runs it, compares the means over the seeds with the
 expected figures, and fails if one is outside its bounds:
 
 ```sh
-pip install 'onnxtrain[recipes]'
+pip install 'onnxtrain[cpu,recipes]'
 python recipes/run.py lecun1989 --mnist FOLDER
 ```
 
 `FOLDER` has the four original files of MNIST (`train-images-idx3-ubyte.gz` and so on), `--fashion` names that of
-Fashion-MNIST; other data come with packages. The recipe `lora` also needs `onnxtrain[torch]`. Where a package, a file
+Fashion-MNIST; other data come with packages. The recipe `lora` also needs `onnxtrain[cpu,torch]`. Where a package, a file
 or memory is missing, the run ends before it starts, with one sentence. `--quick` runs a form of seconds.
 
 ## Figures

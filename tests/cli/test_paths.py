@@ -59,7 +59,7 @@ MISTAKES = [
             link("h.json", "model.onnx")),
     Mistake("history on the data", same("--data", "--history", r"h\.csv"), fit("--history", "h.csv"),
             link("h.csv", "train.npz")),
-    Mistake("curve on the output", same("--output", "--curve", r"tuned\.onnx"), fit("--curve", "tuned.onnx")),
+    Mistake("curve on the output", same("--output", "--curve", r"c\.svg"), fit("--curve", "c.svg", "--output", "c.svg")),
     Mistake("curve on the history", same("--curve", "--history", r"c\.csv"),
             fit("--curve", "c.csv", "--history", "c.csv")),
     Mistake("validation data", same("--data", "--validation", r"train\.npz"), fit("--validation", "train.npz")),

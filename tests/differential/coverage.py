@@ -31,6 +31,7 @@ LOSSES = {
 }
 LOSS_OPTIONS = {
     "check_targets": "changes no number",
+    "from_logits": "follows from the ending of the model, which is drawn",
     "chunk": "computes the same values; tests/training compares it with the unchunked loss",
     "dice.activation": "follows from the targets",
     "dice.ignore_index": "PyTorch's and MONAI's dice have none",

@@ -75,7 +75,7 @@ def test_rows_have_limits(tmp_path: Path) -> None:
         ChatTokenizer.open(folder).encode([long], answers=True)
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"text": "a" * (17 << 20)}))
-    with pytest.raises(DataError, match="more than 16 MiB"):
+    with pytest.raises(DataError, match="exceeds 16 MiB"):
         list(read_rows(path))
     blocks = in_blocks(iter([3, 2, 1 << 20, 5, 6, 7]), 2, lambda size: size)
     assert list(blocks) == [[3, 2], [1 << 20], [5, 6], [7]]

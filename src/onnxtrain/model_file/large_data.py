@@ -83,10 +83,15 @@ class SourceFile(NamedTuple):
         )
 
 
+def _system_file(*path: str) -> str:
+    with open(os.path.join("/", *path), encoding="utf-8") as file:
+        return file.read()
+
+
 def free_memory() -> int | None:
     """Return the bytes of memory that are free for new data; ``None`` where the system does not say."""
     try:
-        lines = [line for name in ("meminfo", "self/status") for line in Path("/proc", name).read_text().splitlines()]
+        lines = [line for name in ("meminfo", "self/status") for line in _system_file("proc", name).splitlines()]
     except OSError:  # not Linux
         return None
     import resource
@@ -97,7 +102,7 @@ def free_memory() -> int | None:
         if (allowed := resource.getrlimit(limit)[0]) != resource.RLIM_INFINITY:
             found.append(max(allowed - sizes[used], 0))
     with contextlib.suppress(OSError, ValueError):  # in a container; "max" is no number
-        most, now = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        most, now = (int(_system_file("sys", "fs", "cgroup", name)) for name in ("memory.max", "memory.current"))
         found.append(max(most - now, 0))
     return min(found)
 
