@@ -31,8 +31,8 @@ python recipes/run.py lecun1989 --mnist FOLDER
 ```
 
 `FOLDER` has the four original files of MNIST (`train-images-idx3-ubyte.gz` and so on), `--fashion` names that of
-Fashion-MNIST; other data come with packages. The recipe `lora` also needs `onnxtrain[cpu,torch]`. Where a package, a file
-or memory is missing, the run ends before it starts, with one sentence. `--quick` runs a form of seconds.
+Fashion-MNIST; other data come with packages. The recipe `lora` also needs `onnxtrain[cpu,torch]`. Where a package,
+a file or memory is missing, the run ends before it starts, with one sentence. `--quick` runs a form of seconds.
 
 ## Figures
 

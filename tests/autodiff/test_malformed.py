@@ -164,7 +164,7 @@ def test_well_formed_ones_are_taken(text: str) -> None:
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        ("z = Transpose<perm = [0, 5]>(x)", r"The type of 'z' is not known: .* of the Transpose node \(output 'z'\)"),
+        ("z = Transpose<perm = [0, 5]>(x)", "rejected by ONNX Runtime: .*Invalid attribute perm"),
         ("z = Cast<to = 99>(x)", r"The type of 'z' is not known: .* of the Cast node \(output 'z'\)"),
         (
             "z = Concat<axis = 7>(x, x)",
@@ -174,7 +174,7 @@ def test_well_formed_ones_are_taken(text: str) -> None:
 )
 def test_attributes_that_do_not_fit_are_one_sentence(nodes: str, message: str) -> None:
     text = f"{HEADER} g (float[3,4] x) => (float y) {{ {nodes} y = ReduceSum<keepdims=0>(z) }}"
-    with pytest.raises(GradientError, match=message):
+    with pytest.raises((GradientError, ModelError), match=message):
         onnxtrain.gradient(parsed(text), "y", ["x"])
 
 

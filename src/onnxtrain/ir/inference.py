@@ -305,7 +305,7 @@ def _transpose(node: ir.Node, facts: Facts) -> Sizes:
     if shape is None:
         return None
     order = list(attribute.as_ints()) if attribute is not None else list(range(len(shape)))[::-1]
-    return tuple(shape[axis] for axis in order) if sorted(order) == [*range(len(shape))] else None
+    return tuple(shape[axis] for axis in order)
 
 
 def _reduce(node: ir.Node, facts: Facts) -> Sizes:
