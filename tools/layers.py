@@ -40,7 +40,6 @@ ORDER = (
     "ignored_warnings.py",
     "optional.py",
     "public_names.py",
-    "renamed.py",
     "spelling.py",
     "patterns.py",
     "call_text.py",

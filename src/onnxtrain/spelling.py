@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 from onnxtrain.errors import ArgumentError
-from onnxtrain.renamed import warn_renamed
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -53,21 +52,10 @@ def checks_arguments(target: T) -> T: ...
 
 
 @overload
-def checks_arguments(
-    *,
-    renamed: Mapping[str, str] | None = None,
-    keywords: Iterable[str] = (),
-    convert: Callable[[str, dict[str, Any]], None] | None = None,
-) -> Callable[[T], T]: ...
+def checks_arguments(*, keywords: Iterable[str] = ()) -> Callable[[T], T]: ...
 
 
-def checks_arguments(
-    target: Any = None,
-    *,
-    renamed: Mapping[str, str] | None = None,
-    keywords: Iterable[str] = (),
-    convert: Callable[[str, dict[str, Any]], None] | None = None,
-) -> Any:
+def checks_arguments(target: Any = None, *, keywords: Iterable[str] = ()) -> Any:
     """Make a function or class suggest the nearest argument when it is called with an unknown one; a decorator.
 
     The signature does not change. A function with ``**options`` is returned unchanged unless ``keywords`` lists their
@@ -75,9 +63,7 @@ def checks_arguments(
 
     Args:
         target: The function or class.
-        renamed: Old names of arguments, each with the new one; an old name works, with a DeprecationWarning.
         keywords: Names that a parameter ``**options`` takes.
-        convert: Called with the label and the keyword arguments to replace old ones in place.
 
     Raises:
         ArgumentError: The function has no such argument.
@@ -92,20 +78,14 @@ def checks_arguments(
         onnxtrain.errors.ArgumentError: scaled has no argument 'facter'; the nearest is 'factor'.
     """
     if target is None:
-        return functools.partial(checks_arguments, renamed=renamed, keywords=tuple(keywords), convert=convert)
+        return functools.partial(checks_arguments, keywords=tuple(keywords))
     if isinstance(target, type):
-        target.__init__ = _checked(target.__init__, target.__name__, renamed or {}, keywords, convert)  # type: ignore[misc]
+        target.__init__ = _checked(target.__init__, target.__name__, keywords)  # type: ignore[misc]
         return target
-    return _checked(target, target.__name__, renamed or {}, keywords, convert)
+    return _checked(target, target.__name__, keywords)
 
 
-def _checked(
-    function: T,
-    label: str,
-    renamed: Mapping[str, str],
-    keywords: Iterable[str],
-    convert: Callable[[str, dict[str, Any]], None] | None,
-) -> T:
+def _checked(function: T, label: str, keywords: Iterable[str]) -> T:
     code = getattr(inspect.unwrap(function), "__code__", None)
     keywords = tuple(keywords)
     if code is None or (code.co_flags & inspect.CO_VARKEYWORDS and not keywords):
@@ -115,14 +95,6 @@ def _checked(
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if convert is not None:
-            convert(label, kwargs)
-        for old in renamed.keys() & kwargs.keys():
-            new = renamed[old]
-            if new in kwargs:
-                raise ArgumentError(f"{label} has {new!r} twice: {old!r} is its old name.")
-            warn_renamed(f"The argument {old!r} of {label}", repr(new))
-            kwargs[new] = kwargs.pop(old)
         if not known.issuperset(kwargs):
             raise ArgumentError(_unknown(next(name for name in kwargs if name not in known), label, names))
         return function(*args, **kwargs)

@@ -18,7 +18,7 @@ from onnxtrain.cli.loss_flags import LossFlags
 from onnxtrain.cli.optimizer_flags import OptimizerSettings
 from onnxtrain.cli.training_flags import Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
-from onnxtrain.config import Precision
+from onnxtrain.config import Precision, choose_precision
 from onnxtrain.errors import OptionError
 from onnxtrain.passes.portable.provider_bodies import Portable
 
@@ -173,7 +173,7 @@ def command(
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
 
-    files = written.paths(tie=training.tie, precision=training.formats())
+    files = written.paths(tie=training.tie, precision=choose_precision(training.precision))
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
