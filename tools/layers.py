@@ -43,7 +43,6 @@ ORDER = (
     "spelling.py",
     "patterns.py",
     "call_text.py",
-    "aliases.py",
     "workarounds/",
     "ir/",
     "operators/",

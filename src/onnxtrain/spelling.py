@@ -1,11 +1,11 @@
-"""Name the nearest right word for a misspelt one: arguments of functions, and names in text."""
+"""Names as people write them: the nearest right one for a misspelt one, and those of other tools."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from onnxtrain.errors import ArgumentError
 
@@ -26,6 +26,28 @@ ELSEWHERE = {
     **dict.fromkeys(("device", "gpu"), "choose a device by runtime=onnxtrain.RuntimeOptions(providers=...)"),
 }
 """Options of other tools that onnxtrain does not have, with the replacement."""
+
+ALIASES: Final = {
+    "cross_entropy": "softmax_cross_entropy",
+    "categorical_crossentropy": "softmax_cross_entropy",
+    "sparse_categorical_crossentropy": "softmax_cross_entropy",
+    "bce": "binary_cross_entropy",
+    "bce_with_logits": "binary_cross_entropy",
+    "binary_crossentropy": "binary_cross_entropy",
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "smooth_l1": "huber",
+    "categorical_focal_crossentropy": "focal",
+    "binary_focal_crossentropy": "binary_focal",
+    "sigmoid_focal_loss": "binary_focal",
+    "dice_loss": "dice",
+    "ctc_loss": "ctc",
+    "rnnt_loss": "transducer",
+    "triplet_margin_loss": "triplet",
+    "supervised_contrastive": "info_nce",
+    "contrastive": "info_nce",
+}
+"""Names of losses (which are metrics, too) in other tools, mapped to the names here."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
