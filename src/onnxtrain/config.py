@@ -11,11 +11,11 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, get_args
 import numpy as np
 import onnx
 
+from onnxtrain._internal import gc_paused
 from onnxtrain.autodiff.options import Compute, GradientOptions
 from onnxtrain.call_text import read_call
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import OptionError
-from onnxtrain.gc_pause import gc_paused
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
 from onnxtrain.losses.loss_choice import LossLike, resolve_losses

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import onnx
 
+from onnxtrain._internal import gc_paused
 from onnxtrain.config import (
     ADVANCED,
     AdvancedOptions,
@@ -24,7 +25,6 @@ from onnxtrain.data.labels import doubts
 from onnxtrain.data.naming import NoSuchArrayError
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import ArgumentError, OptionError
-from onnxtrain.gc_pause import gc_paused
 from onnxtrain.losses.base import TargetKind
 from onnxtrain.losses.heads import Metrics, are_none, check_numbers
 from onnxtrain.losses.loss_choice import LossLike
