@@ -15,21 +15,18 @@ from onnxtrain.callbacks.progress import Display
 from onnxtrain.config import Options
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.rescue import current_folder, reached_from, save_or_rescue
-from onnxtrain.model_file.writing import only_warns
+from onnxtrain.model_file.writing import check_writable, only_warns
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.choose_structures import Structure
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
-from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_fine_tuning, choose_optimizer
+from onnxtrain.pruning.recipe import choose_fine_tuning, choose_optimizer
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.structures import StructurePlan, prune_structures
 from onnxtrain.pruning.thresholds import Allocation
 from onnxtrain.schedules import Schedule
 from onnxtrain.trained_model import Source
-
-__all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
 
 def prune(
