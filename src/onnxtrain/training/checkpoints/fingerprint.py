@@ -145,7 +145,7 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
         if left == right or (key == "weights" and None in (left, right)):
             continue
         if key == "columns" and not all(isinstance(side, dict) and side for side in (left, right)):
-            continue  # arrays and checkpoints of earlier versions have no column names
+            continue  # arrays have no column names
         if isinstance(left, dict) and isinstance(right, dict):  # show only the entries that differ
             left, right = _without_common(left, right), _without_common(right, left)
         result[key] = f"{key} is {_shown(left)} there and {_shown(right)} here"
