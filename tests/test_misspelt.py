@@ -103,7 +103,6 @@ MODULES = (
 )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # parallel is an old name
 @pytest.mark.parametrize("name", ["", *MODULES.split(" ")])
 def test_dir_shows_public_names_only(name):
     module = importlib.import_module(f"onnxtrain.{name}".rstrip("."))

@@ -36,7 +36,6 @@ PUBLIC = {
     "evaluate",
     "examples",
     "dynamic_batch",
-    "free_batch",
     "Precision",
     "Distributed",
     "gradient",

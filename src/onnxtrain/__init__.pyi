@@ -28,7 +28,6 @@ from .config import Precision as Precision
 from .edit.append import append as append
 from .edit.cut import cut as cut
 from .edit.dynamic_batch import dynamic_batch as dynamic_batch
-from .edit.dynamic_batch import free_batch as free_batch
 from .edit.head import replace_head as replace_head
 from .edit.mel import prepend_mel as prepend_mel
 from .edit.shrink import shrink as shrink

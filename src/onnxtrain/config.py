@@ -11,11 +11,11 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, get_args
 import numpy as np
 import onnx
 
+from onnxtrain._internal import gc_paused
 from onnxtrain.autodiff.options import Compute, GradientOptions
 from onnxtrain.call_text import read_call
 from onnxtrain.distributed.communicator import Communicator
-from onnxtrain.errors import ArgumentError, OptionError
-from onnxtrain.gc_pause import gc_paused
+from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
 from onnxtrain.losses.loss_choice import LossLike, resolve_losses
@@ -24,7 +24,6 @@ from onnxtrain.operators import Adam
 from onnxtrain.operators.choice import choose_optimizer
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.patterns import Patterns
-from onnxtrain.renamed import warn_renamed
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import Clipping
@@ -168,47 +167,7 @@ class Options(ModelOptions, total=False):
     runtime: RuntimeOptions | None
 
 
-_GROUPED: Final = {
-    "state_dtype": ("precision", "states"),
-    "compute": ("precision", "compute"),
-    "master_weights": ("precision", "master_weights"),
-    "parallel": ("distributed", "communicator"),
-    "shard_states": ("distributed", "shard_states"),
-    "shard_gradients": ("distributed", "shard_gradients"),
-}
-_RENAMED: Final = {"options": "runtime", "free_batch": "dynamic_batch"}
-OLD_OPTIONS: Final = (*_GROUPED, *_RENAMED)
-"""Arguments of the version before; they work, with a DeprecationWarning."""
-
 ADVANCED: Final = tuple(AdvancedOptions.__annotations__)
-
-
-def with_new_names(label: str, given: dict[str, Any]) -> None:
-    """Replace old names of options by the new ones, in place.
-
-    Warns:
-        DeprecationWarning: For each old name.
-
-    Raises:
-        ArgumentError: An option is given by both names.
-    """
-    grouped: dict[str, dict[str, Any]] = {}
-    for old in [name for name in OLD_OPTIONS if name in given]:
-        new, field_name = (_RENAMED[old], "") if old in _RENAMED else _GROUPED[old]
-        if new in given:
-            raise ArgumentError(f"{label} has both {new!r} and {old!r}, its old name; leave {old!r} out.")
-        value = given.pop(old)
-        if field_name:
-            kind = {"precision": "Precision", "distributed": "Distributed"}[new]
-            warn_renamed(f"The argument {old!r} of {label}", f"{new}=onnxtrain.{kind}({field_name}=...)")
-            grouped.setdefault(new, {})[field_name] = value
-        else:
-            warn_renamed(f"The argument {old!r} of {label}", repr(new))
-            given[new] = value
-    if "precision" in grouped:
-        given["precision"] = Precision(**grouped["precision"])
-    if "distributed" in grouped:
-        given["distributed"] = Distributed(**grouped["distributed"])
 
 
 def _patterns(given: Patterns) -> tuple[str, ...]:
@@ -521,7 +480,7 @@ class TrainingConfig:
         default_factory=Distributed,
         metadata=_option(
             "Data-parallel training with other processes: a communicator such as ``onnxtrain.distributed.MPI()``, "
-            '``"mpi"``, or :class:`onnxtrain.Distributed`.',
+            '``"mpi"``, or :class:`onnxtrain.Distributed`; ``parallel=`` is the same argument.',
             choose_distributed,
         ),
     )

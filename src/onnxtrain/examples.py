@@ -16,8 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtrain._internal import public_names
 from onnxtrain.errors import OptionError
-from onnxtrain.public_names import public_names
 from onnxtrain.spelling import checks_arguments
 
 __all__ = [

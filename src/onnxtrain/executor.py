@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from onnxtrain._internal import gc_paused
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.errors import DataError, NumericalError, OptionError
 from onnxtrain.features import divide
-from onnxtrain.gc_pause import gc_paused
 from onnxtrain.model_file.validity import invalid_refused
 from onnxtrain.objective import Objective
 from onnxtrain.runtime.device_states import new_states

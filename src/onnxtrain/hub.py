@@ -15,13 +15,13 @@ from typing import Any
 
 import onnx
 
+from onnxtrain._internal import public_names
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.losses.loss_choice import resolve_loss
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.hub import client, explained, repository_of
 from onnxtrain.model_file.small_files import RefusedFileError, read_json
-from onnxtrain.public_names import public_names
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.trained_model import TrainedModel
 from onnxtrain.training.run_folder import CURVES, METRICS, RUN

@@ -34,8 +34,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from onnxtrain._internal import public_names
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
-from onnxtrain.public_names import public_names
 from onnxtrain.runtime.bound import Bound, bound, defaults
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxtrain._internal import public_names
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
-from onnxtrain.public_names import public_names
 from onnxtrain.spelling import checks_arguments
 
 __all__ = ["Activation", "Cosine", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]

@@ -30,8 +30,8 @@ from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.losses.heads import HeadMetric, no_labels_left
 from onnxtrain.metrics.base import MeanAccumulator
-from onnxtrain.renamed import VALIDATION, MetricValues
 from onnxtrain.report.formatting import plural
+from onnxtrain.report.record import VALIDATION
 from onnxtrain.schedules import Schedule
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.state import Parameters, State
@@ -393,7 +393,7 @@ class Loop:
         mean.add(position.total / max(position.examples, 1), position.examples)
         progress.loss = mean.value
         parts = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
-        progress.metrics = MetricValues(parts)
+        progress.metrics = parts
         if options.validation is not None:
             dataset, evaluator = options.validation
             size = max(options.batch_size, 64)

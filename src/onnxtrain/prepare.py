@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain._internal import gc_paused
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import GradientError, OptionError
-from onnxtrain.gc_pause import gc_paused
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.declared_shapes import declared_otherwise
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN

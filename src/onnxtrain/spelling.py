@@ -1,14 +1,13 @@
-"""Name the nearest right word for a misspelt one: arguments of functions, and names in text."""
+"""Names as people write them: the nearest right one for a misspelt one, and those of other tools."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar, overload
 
 from onnxtrain.errors import ArgumentError
-from onnxtrain.renamed import warn_renamed
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -27,6 +26,28 @@ ELSEWHERE = {
     **dict.fromkeys(("device", "gpu"), "choose a device by runtime=onnxtrain.RuntimeOptions(providers=...)"),
 }
 """Options of other tools that onnxtrain does not have, with the replacement."""
+
+ALIASES: Final = {
+    "cross_entropy": "softmax_cross_entropy",
+    "categorical_crossentropy": "softmax_cross_entropy",
+    "sparse_categorical_crossentropy": "softmax_cross_entropy",
+    "bce": "binary_cross_entropy",
+    "bce_with_logits": "binary_cross_entropy",
+    "binary_crossentropy": "binary_cross_entropy",
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "smooth_l1": "huber",
+    "categorical_focal_crossentropy": "focal",
+    "binary_focal_crossentropy": "binary_focal",
+    "sigmoid_focal_loss": "binary_focal",
+    "dice_loss": "dice",
+    "ctc_loss": "ctc",
+    "rnnt_loss": "transducer",
+    "triplet_margin_loss": "triplet",
+    "supervised_contrastive": "info_nce",
+    "contrastive": "info_nce",
+}
+"""Names of losses (which are metrics, too) in other tools, mapped to the names here."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -53,21 +74,10 @@ def checks_arguments(target: T) -> T: ...
 
 
 @overload
-def checks_arguments(
-    *,
-    renamed: Mapping[str, str] | None = None,
-    keywords: Iterable[str] = (),
-    convert: Callable[[str, dict[str, Any]], None] | None = None,
-) -> Callable[[T], T]: ...
+def checks_arguments(*, keywords: Iterable[str] = ()) -> Callable[[T], T]: ...
 
 
-def checks_arguments(
-    target: Any = None,
-    *,
-    renamed: Mapping[str, str] | None = None,
-    keywords: Iterable[str] = (),
-    convert: Callable[[str, dict[str, Any]], None] | None = None,
-) -> Any:
+def checks_arguments(target: Any = None, *, keywords: Iterable[str] = ()) -> Any:
     """Make a function or class suggest the nearest argument when it is called with an unknown one; a decorator.
 
     The signature does not change. A function with ``**options`` is returned unchanged unless ``keywords`` lists their
@@ -75,9 +85,7 @@ def checks_arguments(
 
     Args:
         target: The function or class.
-        renamed: Old names of arguments, each with the new one; an old name works, with a DeprecationWarning.
         keywords: Names that a parameter ``**options`` takes.
-        convert: Called with the label and the keyword arguments to replace old ones in place.
 
     Raises:
         ArgumentError: The function has no such argument.
@@ -92,20 +100,14 @@ def checks_arguments(
         onnxtrain.errors.ArgumentError: scaled has no argument 'facter'; the nearest is 'factor'.
     """
     if target is None:
-        return functools.partial(checks_arguments, renamed=renamed, keywords=tuple(keywords), convert=convert)
+        return functools.partial(checks_arguments, keywords=tuple(keywords))
     if isinstance(target, type):
-        target.__init__ = _checked(target.__init__, target.__name__, renamed or {}, keywords, convert)  # type: ignore[misc]
+        target.__init__ = _checked(target.__init__, target.__name__, keywords)  # type: ignore[misc]
         return target
-    return _checked(target, target.__name__, renamed or {}, keywords, convert)
+    return _checked(target, target.__name__, keywords)
 
 
-def _checked(
-    function: T,
-    label: str,
-    renamed: Mapping[str, str],
-    keywords: Iterable[str],
-    convert: Callable[[str, dict[str, Any]], None] | None,
-) -> T:
+def _checked(function: T, label: str, keywords: Iterable[str]) -> T:
     code = getattr(inspect.unwrap(function), "__code__", None)
     keywords = tuple(keywords)
     if code is None or (code.co_flags & inspect.CO_VARKEYWORDS and not keywords):
@@ -115,14 +117,6 @@ def _checked(
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if convert is not None:
-            convert(label, kwargs)
-        for old in renamed.keys() & kwargs.keys():
-            new = renamed[old]
-            if new in kwargs:
-                raise ArgumentError(f"{label} has {new!r} twice: {old!r} is its old name.")
-            warn_renamed(f"The argument {old!r} of {label}", repr(new))
-            kwargs[new] = kwargs.pop(old)
         if not known.issuperset(kwargs):
             raise ArgumentError(_unknown(next(name for name in kwargs if name not in known), label, names))
         return function(*args, **kwargs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, Ty
 import numpy as np
 import onnx
 
+from onnxtrain._internal import gc_paused
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.conversion import kind_of
@@ -28,7 +29,6 @@ from onnxtrain.data.labels import assumed_order
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, ModelError, OptionError
 from onnxtrain.executor import Executor
-from onnxtrain.gc_pause import gc_paused
 from onnxtrain.ir.domains import LABELS
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.heads import Metrics

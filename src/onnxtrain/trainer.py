@@ -11,28 +11,26 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import onnx
 
+from onnxtrain._internal import gc_paused
 from onnxtrain.config import (
     ADVANCED,
     AdvancedOptions,
     Distributed,
     Precision,
     TrainingConfig,
-    with_new_names,
 )
 from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import names_of_checkpoint
 from onnxtrain.data.labels import doubts
 from onnxtrain.data.naming import NoSuchArrayError
 from onnxtrain.distributed.communicator import Communicator
-from onnxtrain.errors import OptionError
-from onnxtrain.gc_pause import gc_paused
+from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.losses.base import TargetKind
 from onnxtrain.losses.heads import Metrics, are_none, check_numbers
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.objective import Objective
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.renamed import old_attribute
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.trained_model import Source, TrainedModel, trains
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.run_folder import RunFolder
 
 
-@checks_arguments(keywords=ADVANCED, convert=with_new_names)
+@checks_arguments(keywords=(*ADVANCED, "parallel"))
 class Trainer(TrainedModel):
     """Train an ONNX model on stock ONNX Runtime.
 
@@ -94,7 +92,8 @@ class Trainer(TrainedModel):
         precision: Number formats of computation, states and weights, :class:`onnxtrain.Precision`, or text:
             ``"bfloat16"``.
         distributed: Data-parallel training with other processes: a communicator such as
-            ``onnxtrain.distributed.MPI()``, ``"mpi"``, or :class:`onnxtrain.Distributed`.
+            ``onnxtrain.distributed.MPI()``, ``"mpi"``, or :class:`onnxtrain.Distributed`; ``parallel=`` is the same
+            argument.
         runtime: Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.
         clip_value: Clip every element of the gradients to [-clip_value, clip_value].
         masks: Boolean arrays by parameter name; elements stay zero where a mask is false. ``"keep"`` keeps the zeros of
@@ -158,6 +157,11 @@ class Trainer(TrainedModel):
         runtime: RuntimeOptions | None = None,
         **advanced: Unpack[AdvancedOptions],
     ) -> None:
+        given: dict[str, Any] = dict(advanced)
+        if "parallel" in given:  # promised beside distributed
+            if distributed is not None:
+                raise ArgumentError("Trainer has both 'distributed' and 'parallel'; leave 'parallel' out.")
+            distributed = given.pop("parallel")
         config = TrainingConfig.of(
             model,
             loss,
@@ -179,7 +183,7 @@ class Trainer(TrainedModel):
             precision=precision,
             distributed=distributed,
             runtime=runtime,
-            **advanced,
+            **given,
         )
         with gc_paused():
             self._start(config)
@@ -586,20 +590,6 @@ class Trainer(TrainedModel):
         labels, targets = self._data.take_new_labels(), self._objective.targets
         if labels is not None and targets is not None:
             self._warn_once(*doubts(labels, targets.classes, self._data.recorded))
-
-    # Names of the version before.
-    trained = old_attribute("trained", "parameters (live views) or get_weights() (copies)", "_trained")
-    weights = old_attribute("weights", "found by onnxtrain.inspect", "_objective.matmul_weights")
-    states = old_attribute("states", "state_dict() (copies)", "_states")
-    table = old_attribute("table", "found by onnxtrain.inspect", "_objective.table")
-    statistics = old_attribute("statistics", "in get_weights()", "_objective.statistics")
-    sparsified = old_attribute("sparsified", "config.sparsify", "_sparsified")
-    optimizer = old_attribute("optimizer", "config.optimizer")
-    accumulate = old_attribute("accumulate", "config.accumulate")
-    seed = old_attribute("seed", "config.seed")
-    options = old_attribute("options", "config.runtime")
-    check_weights = old_attribute("check_weights", "part of save() and model()", "_check_weights")
-    open = old_attribute("open", "onnxtrain.data.open_dataset", "_open")
 
 
 def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:

@@ -32,7 +32,7 @@ def test_bash_completes(success, files):
     assert complete("onnxtrain", "ev") == ["evaluate"]
     assert set(complete("onnxtrain", "")) >= set(COMMANDS)
     assert complete("onnxtrain", "fit", "--learn") == ["--learning-rate"]
-    assert complete("onnxtrain", "fit", "--free") == ["--freeze"]  # no old names
+    assert complete("onnxtrain", "fit", "--free") == ["--freeze"]
     assert not any("state-dtype" in word for word in complete("onnxtrain", "fit", "--"))
     assert "adamw" in complete("onnxtrain", "fit", "--optimizer", "ad")
 

@@ -1,4 +1,4 @@
-"""What surrounds a training and must not change it: the model's ending, the form of targets, ranks, and threads."""
+"""Surroundings of a training that must not change it: the model's ending, the form of targets, ranks, and threads."""
 
 from __future__ import annotations
 

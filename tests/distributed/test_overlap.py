@@ -56,27 +56,6 @@ def test_without_another_thread_all_groups_are_reduced_at_the_end():
     assert done == [0, 1]
 
 
-def test_operations_of_a_communicator_work_under_their_old_names():
-    with pytest.warns(DeprecationWarning, match=r"Communicator\.\w+ is now (abort|set_background)") as found:
-
-        class Old(onnxtrain.distributed.Single):
-            background = None
-
-            def behind(self, computation):
-                self.background = computation
-
-            def abandon(self):
-                self.background = "aborted"
-
-    assert len(found) == 2
-    communicator = Old()
-    with Reduction(communicator, [], in_place, overlap=True).overlapping(1):
-        assert communicator.background
-    assert communicator.background is False
-    communicator.abort()
-    assert communicator.background == "aborted"
-
-
 def test_an_error_in_the_other_thread_is_raised_in_this_one():
     def lost():
         raise ParallelError("Rank 1 ended: no more.")

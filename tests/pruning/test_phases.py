@@ -14,7 +14,8 @@ import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.errors import NumericalError, OptionError
 from onnxtrain.operators import SSGD, Adam
-from onnxtrain.pruning.prune import DEFAULT_OPTIMIZER, PruningWarning
+from onnxtrain.pruning.job import PruningWarning
+from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER
 
 LOSS = {"loss": "softmax_cross_entropy"}
 TARGETS = [{"structure": "hidden", "flops": 0.5}, {"sparsity": 0.8}]

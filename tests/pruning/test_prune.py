@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import onnxtrain
 from onnxtrain.errors import ModelError, OptionError, TrainingHint
 from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
-from onnxtrain.pruning.prune import PruningWarning
+from onnxtrain.pruning.job import PruningWarning
 
 SVG = "{http://www.w3.org/2000/svg}"
 

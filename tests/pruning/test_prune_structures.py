@@ -1,7 +1,5 @@
 """prune(structure=...) returns a smaller dense model that is fine-tuned."""
 
-import contextlib
-
 import numpy as np
 import onnx
 import pytest
@@ -103,7 +101,6 @@ def test_a_speedup_is_measured():
             {"structure": "hidden", "flops": 0.5, "allocation": "flops"},
             "structure= needs 'global' or 'uniform'; flops=",
         ),
-        ({"structure": "hidden", "flops": 0.5, "scope": "tensor"}, "scope is 'tensor'; it needs to be 'global' or"),
         ({"structure": "hidden", "flops": "0.5"}, "flops is '0.5'; it needs a fraction above 0 and below 1"),
         ({"structure": "hidden", "sparsity": "0.5"}, "sparsity is '0.5'; it needs a fraction above 0 and below 1"),
         ({"structure": "hidden", "speedup": "2"}, "speedup is '2'; it needs a factor above 1"),
@@ -115,8 +112,7 @@ def test_a_speedup_is_measured():
     ],
 )
 def test_options_that_contradict_each_other(options, message):
-    renamed = pytest.warns(DeprecationWarning, match="scope") if "scope" in options else contextlib.nullcontext()
-    with renamed, pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match=message):
         onnxtrain.prune(mlp((4, 16, 3)), points(), **LOSS, **{"epochs": 0, "fine_tune_epochs": 0, **options})
 
 

@@ -298,14 +298,6 @@ def test_a_bad_block_of_an_optimizer():
         onnxtrain.Sparsity(block=4)
 
 
-def test_the_old_name_of_an_allocation():
-    with pytest.warns(DeprecationWarning, match="The argument 'scope' of prune is now 'allocation'"):
-        result = onnxtrain.prune(
-            onnxtrain.examples.mlp((4, 8, 3)), (X, Y), loss="cross_entropy", sparsity=0.5, epochs=0, scope="layer"
-        )
-    assert result.allocation == "uniform"
-
-
 @pytest.fixture(scope="module")
 def pruned():
     """A model that another tool pruned: zeros in its weights, and nothing that says so."""

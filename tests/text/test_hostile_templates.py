@@ -82,7 +82,7 @@ def test_rows_have_limits(tmp_path: Path) -> None:
 
 
 def test_the_time_for_texts_is_that_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a template, an end token or the settings add gives the tokenizer no more time."""
+    """A tokenizer gets no more time for what a template, an end token or the settings add."""
     asked = []
     monkeypatch.setattr(LimitedProcess, "ask", spied(LimitedProcess.ask, asked))
     opened = ChatTokenizer.open(tokenizer(tmp_path, "{{ 'x' * 20000 }}", eos_token="</s>"))

@@ -147,13 +147,7 @@ def together(*works: Callable[[], object], seconds: float = 0.0, times: int = 1)
 
 def test_every_public_name_is_tried():
     public = {name for name in dir(onnxtrain.Trainer) if not name.startswith("_")}
-    old = {
-        name
-        for name in public
-        if isinstance(found := getattr(onnxtrain.Trainer, name), property)
-        and "old_attribute" in found.fget.__qualname__
-    }
-    assert public - old == {name for name in {**READ, **TRAIN} if not name.startswith("_") and "." not in name}
+    assert public == {name for name in {**READ, **TRAIN} if not name.startswith("_") and "." not in name}
 
 
 def stress(trainer: onnxtrain.Trainer, folder: Path, seconds: float) -> None:

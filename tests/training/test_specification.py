@@ -11,8 +11,15 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.cli.training_flags import Training
-from onnxtrain.config import AdvancedOptions, ModelOptions, Options, TrainingConfig
-from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.config import (
+    AdvancedOptions,
+    ModelOptions,
+    Options,
+    TrainingConfig,
+    choose_distributed,
+    choose_precision,
+)
+from onnxtrain.errors import ArgumentError, GradientError, OptionError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.passes import lower as lowering
 from onnxtrain.prepare import prepare
@@ -219,3 +226,43 @@ def test_another_trainer_continues_from_the_same_parameters():
         assert not again._states[f"{name}/V"].any()
     again.train_step(x, y)
     assert any(again.parameters[name].tobytes() != array.tobytes() for name, array in trainer.parameters.items())
+
+
+def test_parallel_is_distributed():
+    rank, model = onnxtrain.parallel.Single(), examples.mlp((4, 3))
+    assert onnxtrain.Trainer(model, loss="mse", parallel=rank).config.distributed == onnxtrain.Distributed(rank)
+    assert {name: getattr(onnxtrain.parallel, name) for name in onnxtrain.parallel.__all__} == {
+        name: getattr(onnxtrain.distributed, name) for name in onnxtrain.distributed.__all__
+    }
+    with pytest.raises(ArgumentError, match="leave 'parallel' out"):
+        onnxtrain.Trainer(model, loss="mse", distributed=rank, parallel=rank)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, onnxtrain.Precision()),
+        ("bfloat16", onnxtrain.Precision("bfloat16")),
+        ("states=int8, master_weights=false", onnxtrain.Precision(states="8bit", master_weights=False)),
+        ("compute=bfloat16", onnxtrain.Precision("bfloat16")),
+    ],
+)
+def test_number_formats_as_text(given, expected):
+    assert choose_precision(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: choose_precision(16), "precision is 16; it needs onnxtrain.Precision"),
+        (lambda: choose_precision("bf16, 8bit"), "precision is 'bf16, 8bit'"),
+        (lambda: choose_precision("16-mixed"), "precision is '16-mixed'|compute is '16-mixed'"),
+        (lambda: choose_precision("state=8bit"), "Precision has no argument 'state'; the nearest is 'states'"),
+        (lambda: choose_distributed(2), "distributed is 2; it needs a communicator"),
+        (lambda: choose_distributed("nccl"), "distributed is 'nccl'; as text it is 'mpi'"),
+        (lambda: onnxtrain.Distributed(shard_gradients=True), "give shard_states=True, too"),
+    ],
+)
+def test_formats_and_processes_that_are_refused(call, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        call()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from onnxtrain._internal import public_names
 from onnxtrain.callbacks.base import Callback, CallbackList, TrainingState
 from onnxtrain.callbacks.history import History
 from onnxtrain.callbacks.loggers import CsvLogger, JsonLinesLogger, MLflowLogger, TensorBoardLogger, WandbLogger
 from onnxtrain.callbacks.progress import Progress
 from onnxtrain.callbacks.samples import Samples
 from onnxtrain.callbacks.watching import EarlyStopping, ReduceOnPlateau, SaveBest, Watch
-from onnxtrain.public_names import public_names
 
 __all__ = [
     "Callback",

@@ -14,7 +14,6 @@ from typing import Any
 from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.writing import AtomicFiles, explained
-from onnxtrain.renamed import MetricValues, metric_name, renamed_metrics
 from onnxtrain.report.formatting import html_table, text_table
 from onnxtrain.report.history_charts import measured, side_by_side
 
@@ -39,7 +38,7 @@ class History(Callback):
 
     def resume(self, record: dict[str, Any]) -> None:
         """Continue with the rows of the checkpoint."""
-        self.rows = [renamed_metrics(row) for row in record["rows"]]
+        self.rows = [dict(row) for row in record["rows"]]
 
     def __repr__(self) -> str:
         """Return a table."""
@@ -50,7 +49,6 @@ class History(Callback):
 
     def column(self, name: str) -> list[float]:
         """Return one value over all epochs; NaN where an epoch has none."""
-        name = metric_name(name)
         return [row.get(name, math.nan) for row in self.rows]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -75,7 +73,7 @@ def row_of(state: TrainingState) -> dict[str, float]:
     if state.tokens_per_second is not None:
         values["tokens_per_second"] = state.tokens_per_second
     measured = {name: float(value) for name, value in values.items()}
-    return MetricValues({"epoch": state.epoch, "step": state.step, **measured})
+    return {"epoch": state.epoch, "step": state.step, **measured}
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.callbacks.history import History, write_csv, write_text
 from onnxtrain.errors import OptionError
-from onnxtrain.renamed import VALIDATION
+from onnxtrain.report.record import VALIDATION
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.description import describe_settings
 

@@ -11,8 +11,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.model_file.writing import AtomicFiles, check_writable
 from onnxtrain.report.charts import Chart, stacked
 from onnxtrain.report.history_charts import losses_and_metrics, measured
-from onnxtrain.report.png import matplotlib_available as matplotlib_available
-from onnxtrain.report.png import png
+from onnxtrain.report.png import matplotlib_available, png
 
 Rows = Sequence[dict[str, float]]
 """One row per epoch, as in :class:`~onnxtrain.callbacks.History`."""

@@ -13,15 +13,11 @@ from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.data.conversion import all_finite
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.writing import only_warns
-from onnxtrain.renamed import metric_name, old_attribute
 from onnxtrain.report.record import large_is_good
 from onnxtrain.spelling import checks_arguments
 
-RENAMED = {"minimum_delta": "min_delta", "minimum_rate": "min_lr"}
-"""Old names of arguments."""
 
-
-@checks_arguments(renamed=RENAMED)
+@checks_arguments
 class Watch(Callback):
     """Base of callbacks that compare a value with the best one so far, epoch by epoch.
 
@@ -38,14 +34,12 @@ class Watch(Callback):
         OptionError: An argument is invalid.
     """
 
-    minimum_delta = old_attribute("minimum_delta", "min_delta")
-
     def __init__(self, monitor: str, min_delta: float, mode: Literal["min", "max"] | None, what: str) -> None:
         if not (math.isfinite(min_delta) and min_delta >= 0):
             raise OptionError(f"min_delta of {what} is {min_delta}; it must be at least 0.")
         if mode not in (None, "min", "max"):
             raise OptionError(f"mode of {what} is '{mode}'; it must be 'min', 'max' or None.")
-        self.monitor = monitor = metric_name(monitor)
+        self.monitor = monitor
         self.min_delta = min_delta
         self.mode = mode or ("max" if large_is_good(monitor) else "min")
         self.best: float | None = None
@@ -107,7 +101,7 @@ class _PatientWatch(Watch):
         self.waited = record["waited"]
 
 
-@checks_arguments(renamed=RENAMED)
+@checks_arguments
 class EarlyStopping(_PatientWatch):
     """Stop when a value has not improved for some epochs, and restore the best weights.
 
@@ -177,7 +171,7 @@ class EarlyStopping(_PatientWatch):
         self.best_weights = dict(arrays)
 
 
-@checks_arguments(renamed=RENAMED)
+@checks_arguments
 class ReduceOnPlateau(_PatientWatch):
     """Multiply the learning rate by a factor when a value has not improved for some epochs.
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, SWITCH
 from onnxtrain.errors import OptionError
+from onnxtrain.report.formatting import count
 
 HELP = "Merge adapters into a model, convert, add or inspect them, or give a model slots for them."
 
@@ -263,6 +264,6 @@ def _inspect(model: Path, adapter: Path | None, *, as_json: bool) -> None:
     console.print(terminal.facts({name.replace("_", " "): str(value) for name, value in found.items()}))
     table = terminal.table("layer", "rank", "inputs", "outputs", "scale", right=("rank", "inputs", "outputs", "scale"))
     for row in layers:
-        sizes = (terminal.count(row[name]) for name in ("rank", "inputs", "outputs"))
+        sizes = (count(row[name]) for name in ("rank", "inputs", "outputs"))
         table.add_row(row["name"], *sizes, f"{row['scale']:g}")
     console.print(table)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from onnxtrain.cli import flags, terminal
 from onnxtrain.cli.process import unattended
+from onnxtrain.report.formatting import duration
 
 HELP = "Build a convolutional network as ONNX, train it on handwritten digits, check the file: under a minute."
 
@@ -70,7 +71,7 @@ def command(
     for what, holds in checks.items():
         mark = Text("ok    ", style="bold green") if holds else Text("FAILED", style="bold red")
         console.print(Text.assemble(mark, " ", what))
-    console.print(f"Done in {terminal.duration(time.perf_counter() - began)}.")
+    console.print(f"Done in {duration(time.perf_counter() - began)}.")
     if all(checks.values()):
         return 0
     terminal.console(stderr=True).print("The demonstration did not reach its goal; see FAILED above.")
@@ -79,7 +80,7 @@ def command(
 
 def _make(folder: Path, paths: list[Path]) -> None:
     from onnxtrain.errors import ModelError
-    from onnxtrain.model_file.file import check_writable
+    from onnxtrain.model_file.writing import check_writable
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

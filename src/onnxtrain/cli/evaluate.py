@@ -12,6 +12,7 @@ from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.loss_flags import LossFlags
 from onnxtrain.cli.reader_flags import ReaderFlags
+from onnxtrain.report.formatting import number
 
 HELP = "Measure the loss and other metrics of a model on data."
 
@@ -75,7 +76,7 @@ def command(
         print(json.dumps(measured, default=lambda table: table.tolist()))  # noqa: T201 - the output of the command
         return
     rows = {
-        name.replace("_", " "): terminal.number(value) if isinstance(value, float) else str(value)
+        name.replace("_", " "): number(value) if isinstance(value, float) else str(value)
         for name, value in measured.items()
     }
     terminal.console().print(terminal.facts(rows))

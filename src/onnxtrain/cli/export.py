@@ -18,9 +18,10 @@ from onnxtrain.cli.loss_flags import LossFlags
 from onnxtrain.cli.optimizer_flags import OptimizerSettings
 from onnxtrain.cli.training_flags import Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
-from onnxtrain.config import Precision
+from onnxtrain.config import Precision, choose_precision
 from onnxtrain.errors import OptionError
 from onnxtrain.passes.portable.provider_bodies import Portable
+from onnxtrain.report.formatting import plural
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
@@ -170,10 +171,11 @@ def command(
 ) -> None:
     """Run ``onnxtrain export``."""
     import onnxtrain
-    from onnxtrain.model_file.file import ModelFile, check_writable
+    from onnxtrain.model_file.file import ModelFile
+    from onnxtrain.model_file.writing import check_writable
     from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
 
-    files = written.paths(tie=training.tie, precision=training.formats())
+    files = written.paths(tie=training.tie, precision=choose_precision(training.precision))
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
@@ -243,7 +245,7 @@ def _ports(step: ModelProto) -> dict[str, str]:
     feeds = [value.name for value in step.graph.input if value.name not in states]
     results = [value.name for value in step.graph.output if value.name not in states.values()]
     return {
-        "inputs": f"{', '.join(feeds)}, and {terminal.plural(len(states), 'state')}",
+        "inputs": f"{', '.join(feeds)}, and {plural(len(states), 'state')}",
         "outputs": f"{', '.join(results)}, and each state as NAME_new",
     }
 

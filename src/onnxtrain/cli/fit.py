@@ -470,7 +470,7 @@ def _check_paths(
     """Check before the training what would fail after it."""
     from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
     from onnxtrain.callbacks.report import check_curve
-    from onnxtrain.model_file.file import check_writable
+    from onnxtrain.model_file.writing import check_writable
 
     if not root:  # only rank 0 writes
         return
@@ -506,7 +506,7 @@ def _check_output(trainer: Trainer, output: Path) -> None:
         OptionError: The adapters cannot be merged into the model.
     """
     from onnxtrain.data.data_names import names_file
-    from onnxtrain.model_file.file import check_writable
+    from onnxtrain.model_file.writing import check_writable
 
     objective = trainer._objective
     adapted = objective.adapted

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.report.formatting import plural
 
 HELP = "Write a model with weights that a browser or another program has trained."
 
@@ -47,8 +48,8 @@ def command(
     found = import_states(model, states, output, untie=untie, tie=tie)
     rows = {
         "written": f"{output} ({terminal.file_size(output)})",
-        "weights": terminal.plural(len(found.weights), "tensor"),
+        "weights": plural(len(found.weights), "tensor"),
     }
     if found.others:
-        rows["left out"] = f"{terminal.plural(len(found.others), 'state')} of the optimizer"
+        rows["left out"] = f"{plural(len(found.others), 'state')} of the optimizer"
     terminal.console().print(terminal.facts(rows))

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from onnxtrain.cli import flags, terminal
 from onnxtrain.cli.messages import in_flags
+from onnxtrain.report.formatting import count
 
 if TYPE_CHECKING:
     from onnxtrain.training.advice.inspection import Inspection
@@ -89,7 +90,7 @@ def _adaptable(model: Path, *, as_json: bool) -> None:
     table = terminal.table("layer", "operator", "inputs", "outputs", "bits", right=("inputs", "outputs", "bits"))
     for row in found:
         name = row.name if not row.parts else f"{row.name} ({', '.join(part.split('.')[-1] for part in row.parts)})"
-        table.add_row(name, row.kind, terminal.count(row.inputs), terminal.count(row.outputs), str(row.bits))
+        table.add_row(name, row.kind, count(row.inputs), count(row.outputs), str(row.bits))
     terminal.console().print(table)
 
 

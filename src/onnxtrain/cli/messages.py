@@ -23,7 +23,6 @@ from cyclopts import Argument, CycloptsError, MissingArgumentError, UnknownOptio
 
 import onnxtrain
 from onnxtrain.errors import TrainingHint
-from onnxtrain.renamed import RenamedWarning
 from onnxtrain.report.escaping import visible
 from onnxtrain.spelling import nearest
 
@@ -143,13 +142,12 @@ def notices(*, everything: bool) -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
         if issubclass(category, TrainingHint):
             sys.stderr.write(visible(f"hint: {in_flags(str(message))}") + "\n")
-        elif everything or filename.startswith(_PACKAGE) or issubclass(category, RenamedWarning):
+        elif everything or filename.startswith(_PACKAGE):
             _write_line("warning", str(message))
 
     root.addHandler(handler)
     with warnings.catch_warnings():
-        for shown in (TrainingHint, RenamedWarning):
-            warnings.simplefilter("always", shown)
+        warnings.simplefilter("always", TrainingHint)
         warnings.showwarning = show
         try:
             yield

@@ -13,6 +13,7 @@ from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.reader_flags import ReaderFlags
 from onnxtrain.errors import OptionError
+from onnxtrain.report.formatting import count
 
 HELP = "Write the outputs of a model for data; a target in the data is ignored."
 
@@ -68,8 +69,8 @@ def command(
     from onnxtrain.data import ImageFolder, TarFile
     from onnxtrain.data.conversion import kind_of
     from onnxtrain.data.data_names import read_names
-    from onnxtrain.model_file.file import ModelFile, check_writable
-    from onnxtrain.model_file.writing import AtomicFiles
+    from onnxtrain.model_file.file import ModelFile
+    from onnxtrain.model_file.writing import AtomicFiles, check_writable
     from onnxtrain.training.inference.forward import kind_of_output, outputs
     from onnxtrain.training.inference.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
 
@@ -114,7 +115,7 @@ def command(
             output=scores,
         )
         write_table(output, table)
-        rows = {"lines": terminal.count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}
+        rows = {"lines": count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}
         rows["written"] = f"{output} ({terminal.file_size(output)})"
         terminal.console().print(terminal.facts(rows))
         return

@@ -13,6 +13,7 @@ from rich.text import Text
 from onnxtrain.callbacks import EarlyStopping, TrainingState, progress
 from onnxtrain.cli import terminal
 from onnxtrain.cli.messages import in_flags
+from onnxtrain.report.formatting import count, duration, number, plural
 from onnxtrain.report.record import words
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Progress(progress.Progress):
         trained = sum(array.size for array in trainer.parameters.values())
         everything = sum(row.size for row in trainer._objective.table)
         optimizer = trainer.config.optimizer
-        what = f"{terminal.count(trained)} of {terminal.count(everything)} weights"
+        what = f"{count(trained)} of {count(everything)} weights"
         rule = f"{type(optimizer).__name__}, learning rate {optimizer.learning_rate:g}"
         self._console.print(Text.assemble((self._name, "bold"), f": trains {what} with {rule}"))
         for hint in self._hints:
@@ -71,7 +72,8 @@ class Progress(progress.Progress):
 
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
         """Write the training curve, or print it where a PNG needs matplotlib and it is missing."""
-        from onnxtrain.callbacks.report import MISSING, matplotlib_available, save_curve, text_curve
+        from onnxtrain.callbacks.report import MISSING, save_curve, text_curve
+        from onnxtrain.report.png import matplotlib_available
 
         if path.suffix == ".svg" or matplotlib_available():
             save_curve(rows, path, title=title)
@@ -86,7 +88,7 @@ class Progress(progress.Progress):
             self._console.print(f"Stopped early: {self._stop_reason}.")
         parts: list[Any] = [measured(rows)] if rows else []
         steps = round(rows[-1]["step"]) if rows else 0
-        took = f"{terminal.plural(steps, 'step')}, {terminal.duration(self.seconds)}"
+        took = f"{plural(steps, 'step')}, {duration(self.seconds)}"
         took += f", {self.speed}" if self.speed else ""
         took += f", {self.waiting}" if self.waiting else ""
         parts.append(terminal.facts({"trained": took, **self._written}))
@@ -104,5 +106,5 @@ def measured(rows: list[dict[str, float]]) -> Table:
         mode = max if EarlyStopping(name).mode == "max" else min
         best, index = mode(known, key=lambda pair: pair[0]) if known else (math.nan, 0)
         where = str(round(rows[index]["epoch"]))
-        table.add_row(words(name), terminal.number(values[-1]), terminal.number(best), where)
+        table.add_row(words(name), number(values[-1]), number(best), where)
     return table

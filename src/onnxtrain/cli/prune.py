@@ -110,7 +110,6 @@ class Pruning:
             "more multiplications."
         ),
     ] = "global"
-    scope: Annotated[Literal["global", "layer"] | None, Parameter(show=False)] = None
     tensors: Annotated[
         list[str] | None,
         Parameter(
@@ -205,11 +204,6 @@ def command(
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
     defaults = ("block",)
     arguments = {name: value for name, value in arguments.items() if value is not None or name not in defaults}
-    if arguments.pop("scope") is not None:
-        from onnxtrain.renamed import warn_renamed
-
-        warn_renamed("--scope", "--allocation, where 'layer' is 'uniform'")
-        arguments["allocation"] = "uniform" if pruning.scope == "layer" else "global"
     path = paths.output_of(model, output, f"{model.stem}-pruned.onnx", in_place=in_place)
     paths.check_paths(
         {

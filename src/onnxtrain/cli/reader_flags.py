@@ -142,10 +142,10 @@ class ReaderFlags:
 
 def _compares_rows(loss: str | None) -> bool:
     """Return whether a loss, as given, compares rows of texts."""
-    from onnxtrain.aliases import ALIASES
     from onnxtrain.call_text import name_of
     from onnxtrain.losses import LOSSES
     from onnxtrain.losses.groups import GroupLoss
+    from onnxtrain.spelling import ALIASES
 
     found = LOSSES.get(ALIASES.get(name_of(loss), name_of(loss)))
     return found is not None and issubclass(found, GroupLoss)

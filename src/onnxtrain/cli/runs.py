@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, terminal
+from onnxtrain.report.formatting import count, duration, number
 from onnxtrain.report.record import words
 
 HELP = "Compare runs: their best values, and the settings in which they differ."
@@ -54,9 +55,9 @@ def command(
     shown = [words(name) for name in names]
     table = terminal.table("run", "epochs", "time", *shown, title="best values", right=("epochs",))
     for run in runs:
-        seconds = terminal.duration(run.seconds) if run.finished else "not finished"
-        best = (terminal.number(run.best[name]) if name in run.best else "not measured" for name in names)
-        table.add_row(str(run.path), terminal.count(len(run.rows)), seconds, *best)
+        seconds = duration(run.seconds) if run.finished else "not finished"
+        best = (number(run.best[name]) if name in run.best else "not measured" for name in names)
+        table.add_row(str(run.path), count(len(run.rows)), seconds, *best)
     console = terminal.console()
     console.print(table)
     if differ and differ[0]:

@@ -14,10 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxtrain.report.escaping import visible
-from onnxtrain.report.formatting import count as count
-from onnxtrain.report.formatting import duration as duration
-from onnxtrain.report.formatting import number as number
-from onnxtrain.report.formatting import plural as plural
 
 _PLAIN_WIDTH = 200
 """Columns of a file or a pipe, so that no table is cut."""

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from onnxtrain.cli.flags import LOSS, SWITCH, TRAINED, Prediction, flag_of
-from onnxtrain.config import Options, Precision, TrainingConfig, choose_precision
-from onnxtrain.errors import OptionError
-from onnxtrain.renamed import warn_renamed
+from onnxtrain.cli.flags import LOSS, TRAINED, Prediction
+from onnxtrain.config import Options, TrainingConfig, choose_precision
 from onnxtrain.weights.groups import read_group
 
 
@@ -23,31 +21,15 @@ class TrainingFlags:
     tie: bool
     precision: str | None
 
-    def formats(self) -> Precision:
-        """Return the number formats.
-
-        Warns:
-            DeprecationWarning: A flag of the version before gives one.
-        """
-        old = {name: getattr(self, name) for name in ("compute", "state_dtype", "master_weights")}
-        given = {name: value for name, value in old.items() if value is not None}
-        if not given:
-            return choose_precision(self.precision)
-        if self.precision is not None:
-            raise OptionError(f"{flag_of(next(iter(given)))} is an old name for a part of --precision; leave it out.")
-        text = ", ".join(f"{'states' if name == 'state_dtype' else name}={value}" for name, value in given.items())
-        for name, value in given.items():
-            warn_renamed("--no-master-weights" if value is False else flag_of(name), f"--precision '{text}'")
-        return choose_precision(text)
-
     def arguments(self) -> dict[str, Any]:
         """Return these flags as arguments of :class:`onnxtrain.Trainer`."""
         given = {name: getattr(self, name) for name in _training_options() if name != "output"}
-        given |= {"output": self.prediction, "precision": self.formats(), "recompute": given["recompute"] or ()}
+        given |= {
+            "output": self.prediction,
+            "precision": choose_precision(self.precision),
+            "recompute": given["recompute"] or (),
+        }
         given["groups"] = tuple(map(read_group, given["groups"] or ()))
-        if getattr(self, "free_batch", False):
-            warn_renamed("--free-batch", "--dynamic-batch")
-            given["dynamic_batch"] = True
         return given
 
 
@@ -84,10 +66,6 @@ def _training_flags() -> type[TrainingFlags]:
         default = None if name in special and name != "batch_norm" else field.default
         default = None if default == () else default
         fields.append((name, Annotated[kind, parameter], dataclasses.field(default=default)))
-    hidden = Parameter(show=False)
-    for name, kind in (("state_dtype", str | None), ("compute", str | None), ("master_weights", bool | None)):
-        fields.append((name, Annotated[kind, hidden], dataclasses.field(default=None)))
-    fields.append(("free_batch", Annotated[bool, SWITCH, hidden], dataclasses.field(default=False)))
     made = dataclasses.make_dataclass("Training", fields, bases=(TrainingFlags,), frozen=True)
     made.__module__ = __name__  # cyclopts looks for the annotations there
     result: type[TrainingFlags] = Parameter(name="*", group=TRAINED)(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxtrain._internal import public_names
 from onnxtrain.data.array_dataset import ArrayDataset as ArrayDataset
 from onnxtrain.data.array_dataset import Split as Split
 from onnxtrain.data.array_dataset import split_validation as split_validation
@@ -19,7 +20,6 @@ from onnxtrain.data.tar_file import TarFile
 from onnxtrain.data.target_checks import TargetCheck as TargetCheck
 from onnxtrain.data.target_checks import check_labels as check_labels
 from onnxtrain.data.text_file import TextFile
-from onnxtrain.public_names import public_names
 
 __all__ = ["CsvFile", "ImageFolder", "PackedSequences", "ParquetFile", "TarFile", "TextFile", "pack"]
 

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxtrain.renamed import warn_renamed
-
 Result = TypeVar("Result")
 
 
@@ -33,14 +31,6 @@ class Communicator(ABC):
     size: int
     overlap: bool = False
     compress: Compression | None = None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Accept two operations under their old names, for one version more."""
-        super().__init_subclass__(**options)
-        for old, new in (("behind", "set_background"), ("abandon", "abort")):
-            if old in vars(cls) and new not in vars(cls):
-                warn_renamed(f"Communicator.{old}", new)
-                setattr(cls, new, vars(cls)[old])
 
     @abstractmethod
     def all_reduce_(self, array: np.ndarray) -> None:

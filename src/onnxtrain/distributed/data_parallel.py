@@ -137,7 +137,7 @@ class DataParallelExecutor(Executor):
         return self.communicator.overlap
 
     def _announced(self, bucket: int, addresses: bytes) -> bool:
-        """Return whether the announced gradients of a bucket lie in the memory that is reduced.
+        """Return whether the finished gradients of a bucket lie in the memory that is reduced.
 
         A step that cannot update them in place computes them elsewhere, and moves them there when it ends.
         """

@@ -20,7 +20,6 @@ from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.declared_shapes import forget_shapes
 from onnxtrain.ir.value import constant_array
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.renamed import old_function
 from onnxtrain.spelling import checks_arguments
 
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater"})
@@ -260,6 +259,3 @@ class _Freeing:
 
     def _values(self) -> list[ir.Value]:
         return [*self.graph.inputs, *(value for node in self.graph for value in node.outputs)]
-
-
-free_batch = old_function("onnxtrain.free_batch", "onnxtrain.dynamic_batch", dynamic_batch)

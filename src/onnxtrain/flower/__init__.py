@@ -6,9 +6,9 @@ optional extra; see docs/federated.md.
 
 from __future__ import annotations
 
+from onnxtrain._internal import public_names
 from onnxtrain.flower.client import client_app
 from onnxtrain.flower.server import server_app
-from onnxtrain.public_names import public_names
 from onnxtrain.training.differential_privacy import DP
 
 __all__ = ["DP", "client_app", "server_app"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._internal import import_optional
 from onnxtrain.errors import DataError
-from onnxtrain.optional import import_optional
 
 EXAMPLES = "num-examples"
 """Metric by which Flower's strategies weight the clients."""

@@ -39,7 +39,7 @@ Axes = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """How an operator reads its weight and bias.
+    """The way in which an operator reads its weight and bias.
 
     Attributes:
         outputs: Axis of the weight that counts outputs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from onnxtrain._internal import public_names
 from onnxtrain.losses.base import Loss, TargetForm, TargetKind, examples, node_rank
 from onnxtrain.losses.contrastive_losses import InfoNCE, Triplet
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
@@ -19,7 +20,6 @@ from onnxtrain.losses.margin_losses import ArcFace, CosFace
 from onnxtrain.losses.preference_losses import DPO, KTO, ORPO, Reward
 from onnxtrain.losses.ranking_losses import ListNet, MultipleNegatives, RankNet
 from onnxtrain.losses.transducer_loss import Transducer
-from onnxtrain.public_names import public_names
 
 __all__ = [
     "CTC",

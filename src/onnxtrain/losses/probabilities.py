@@ -33,7 +33,7 @@ _LEAST: Final = -100.0
 
 @dataclass(frozen=True)
 class Scores:
-    """What the nodes of a graph prove about an output of scores.
+    """Facts that the nodes of a graph prove about an output of scores.
 
     Attributes:
         kind: Their meaning; ``None`` where the nodes do not tell.

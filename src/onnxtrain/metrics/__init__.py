@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxtrain._internal import public_names
 from onnxtrain.metrics.base import Metric, NamedMetric
 from onnxtrain.metrics.choice import resolve_metric
 from onnxtrain.metrics.dataset_metrics import confusion_matrix
@@ -15,7 +16,6 @@ from onnxtrain.metrics.means import (
     mean_squared_error,
     softmax_cross_entropy,
 )
-from onnxtrain.public_names import public_names
 
 __all__ = [
     "CharacterErrorRate",

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxtrain.aliases import ALIASES
 from onnxtrain.call_text import name_of, split_list
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
@@ -25,7 +24,7 @@ from onnxtrain.metrics.detections import DETECTION_METRICS, detection_metric
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
 from onnxtrain.metrics.rewards import REWARD_METRICS, reward_metric
-from onnxtrain.spelling import suggestion
+from onnxtrain.spelling import ALIASES, suggestion
 
 _METRIC_ALIASES: Final = {
     "acc": "accuracy",

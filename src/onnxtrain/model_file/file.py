@@ -169,9 +169,6 @@ def ranges_by_name(proto: ModelProto, template: Template) -> dict[str, slice]:
     return {proto.graph.initializer[index].name: span for index, span in template.large().items()}
 
 
-__all__ = ["ModelFile", "check_writable"]
-
-
 class ModelFile:
     """A user's model as given, written back with new weights and no other change.
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from onnxtrain._internal import import_optional
 from onnxtrain.errors import ModelError, OnnxTrainError
 from onnxtrain.model_file.saving import data_files_of
-from onnxtrain.optional import import_optional
 
 _ADDRESS = re.compile(r"hf:/{1,2}(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _CACHED = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/")

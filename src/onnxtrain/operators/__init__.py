@@ -7,6 +7,7 @@ name in lower case) and the class of its settings (:class:`Adam`). The rest of t
 from __future__ import annotations
 
 import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
+from onnxtrain._internal import public_names
 from onnxtrain.operators.adagrad import Adagrad, adagrad
 from onnxtrain.operators.adam import Adam, adam
 from onnxtrain.operators.adamw import AdamW, adamw
@@ -20,7 +21,6 @@ from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.operators.rmsprop import RMSprop, rmsprop
 from onnxtrain.operators.sgd import SGD, sgd
 from onnxtrain.operators.ssgd import SSGD, ssgd
-from onnxtrain.public_names import public_names
 
 __all__ = [
     "LAMB",

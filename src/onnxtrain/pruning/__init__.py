@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
+from onnxtrain._internal import public_names
 from onnxtrain.pruning.prune import prune
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.sparse import save_sparse
-from onnxtrain.public_names import public_names
 
 __all__ = ["PruneResult", "prune", "save_sparse"]
 

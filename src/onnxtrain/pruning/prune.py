@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Unpack
 
 import onnx
 
@@ -15,25 +15,18 @@ from onnxtrain.callbacks.progress import Display
 from onnxtrain.config import Options
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.rescue import current_folder, reached_from, save_or_rescue
-from onnxtrain.model_file.writing import only_warns
+from onnxtrain.model_file.writing import check_writable, only_warns
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.choose_structures import Structure
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
-from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_fine_tuning, choose_optimizer
+from onnxtrain.pruning.recipe import choose_fine_tuning, choose_optimizer
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.structures import StructurePlan, prune_structures
 from onnxtrain.pruning.thresholds import Allocation
-from onnxtrain.renamed import warn_renamed
 from onnxtrain.schedules import Schedule
 from onnxtrain.trained_model import Source
-
-__all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
-
-_ALLOCATIONS: Final[dict[str, Allocation]] = {"layer": "uniform", "global": "global"}
-"""Allocations by the values of ``scope``, their old name."""
 
 
 def prune(
@@ -148,13 +141,6 @@ def prune(
         >>> result.non_zeros, result.size, result.accuracy_after
         (28, 112, 1.0)
     """
-    given: dict[str, Any] = options  # type: ignore[assignment]
-    if "scope" in given:
-        warn_renamed("The argument 'scope' of prune", "'allocation', where 'layer' is 'uniform'")
-        scope = given.pop("scope")
-        if scope not in _ALLOCATIONS:
-            raise OptionError(f"scope is {scope!r}; it needs to be 'global' or 'layer'.")
-        allocation = _ALLOCATIONS[scope]
     block = block_of("prune", block)
     rule = optimizer or choose_optimizer(sparsity)
     promoting = _promoting(rule, block) if method == "ssgd" else rule.plain()

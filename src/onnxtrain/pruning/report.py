@@ -21,8 +21,7 @@ from rich.table import Table
 
 from onnxtrain.data.data_names import write_names
 from onnxtrain.errors import OptionError
-from onnxtrain.model_file.file import check_writable
-from onnxtrain.model_file.writing import AtomicFiles
+from onnxtrain.model_file.writing import AtomicFiles, check_writable
 from onnxtrain.pruning.figure import charts
 from onnxtrain.pruning.record import PruneRecord
 from onnxtrain.pruning.sparse import save_sparse

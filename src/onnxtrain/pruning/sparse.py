@@ -16,7 +16,8 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.file import ModelFile, check_writable
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.writing import check_writable
 from onnxtrain.spelling import checks_arguments
 
 _INDEX_BYTES = 8

@@ -5,7 +5,7 @@ Ray is an optional extra; see docs/ray.md.
 
 from __future__ import annotations
 
-from onnxtrain.public_names import public_names
+from onnxtrain._internal import public_names
 from onnxtrain.ray.collective import Collective
 from onnxtrain.ray.fitting import fit
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._internal import import_optional
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import ParallelError
-from onnxtrain.optional import import_optional
 
 
 def ray(module: str = "ray") -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import onnx
 
 from onnxtrain.callbacks.base import Callback, TrainingState
-from onnxtrain.config import Options, choose_distributed, with_new_names
+from onnxtrain.config import Options, choose_distributed
 from onnxtrain.data import Batch, IterableDataset
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
@@ -87,13 +87,11 @@ def fit(
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
     if save is not None:
         check_writable(save)
-    given: dict[str, Any] = dict(options)
-    with_new_names("fit", given)
     train, data = ray("ray.train"), ray("ray.data")
     api = ray("ray.train.v2.api.data_parallel_trainer")
     task = _Task(
         model=(onnx.load(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model).SerializeToString(),
-        settings={"loss": loss, "optimizer": optimizer, **given},
+        settings={"loss": loss, "optimizer": optimizer, **options},
         fit_options={
             "epochs": epochs,
             "batch_size": batch_size,

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from onnxtrain.renamed import VALIDATION
+VALIDATION: Final = "val_"
+"""Prefix of the metrics of validation data: ``val_loss``, ``val_accuracy``."""
 
 Rows = Sequence[Mapping[str, float]]
 """One row per epoch: epoch (from 1), step, loss, learning rate, metrics."""

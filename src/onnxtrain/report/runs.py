@@ -11,7 +11,6 @@ from typing import Any
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.small_files import read_json, read_toml
-from onnxtrain.renamed import renamed_metrics
 from onnxtrain.report.record import best_epoch, measured_columns
 
 RUN, CONFIG = "run.json", "config.toml"
@@ -78,8 +77,7 @@ def _read(folder: Path) -> Run:
         config = folder / CONFIG
         settings = read_toml(config) if os.path.lexists(config) else {}
         rows: list[dict[str, float]] = [
-            renamed_metrics({name: math.nan if value is None else float(value) for name, value in row.items()})
-            for row in found["rows"]
+            {name: math.nan if value is None else float(value) for name, value in row.items()} for row in found["rows"]
         ]
         facts = {str(name): str(value) for name, value in found["facts"].items()}
         return Run(folder, bool(found["finished"]), float(found["seconds"]), facts, rows, settings)

@@ -27,7 +27,7 @@ from onnxtrain.training_info.read import bindings, read_training_model, state_te
 from onnxtrain.training_info.recipe import StepEntry
 
 
-@checks_arguments(renamed={"options": "runtime"})
+@checks_arguments
 class TrainingSession:
     """Run the training that ``training_info`` of a model describes, written by onnxtrain or by another tool.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxtrain.public_names import public_names
+from onnxtrain._internal import public_names
 from onnxtrain.schedules.choice import parse_schedule, resolve_schedule
 from onnxtrain.schedules.learning_rate import Schedule, check_rate
 from onnxtrain.schedules.shapes import (

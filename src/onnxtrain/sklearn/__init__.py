@@ -5,7 +5,7 @@ scikit-learn is an optional extra; see docs/sklearn.md.
 
 from __future__ import annotations
 
-from onnxtrain.public_names import public_names
+from onnxtrain._internal import public_names
 from onnxtrain.sklearn.classifier import OnnxClassifier
 from onnxtrain.sklearn.regressor import OnnxRegressor
 

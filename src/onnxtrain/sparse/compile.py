@@ -16,10 +16,11 @@ from onnx import helper, numpy_helper
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.model_file.file import ModelFile, check_writable, serialised
+from onnxtrain.model_file.file import ModelFile, serialised
 from onnxtrain.model_file.proto import default_opset
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.model_file.writing import check_writable
 from onnxtrain.runtime.native import custom_ops_library
 from onnxtrain.runtime.turns import times_in_turns
 from onnxtrain.sparse.computed import as_stored, with_computed_weights

@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
+from onnxtrain._internal import ignored_warnings
 from onnxtrain.edit.shrink import ShrinkWarning, shrink
 from onnxtrain.errors import OptionError
-from onnxtrain.ignored_warnings import ignored_warnings
 from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.sparse.layers import ELEMENTWISE, Layer, LayerSearch, Shape, attributes, remove_unread, unused
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxtrain.public_names import public_names
+from onnxtrain._internal import public_names
 from onnxtrain.text.chat_data import ChatData
 from onnxtrain.text.comparison_data import ComparisonData
 

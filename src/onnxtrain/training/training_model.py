@@ -7,7 +7,7 @@ from typing import Unpack
 
 import onnx
 
-from onnxtrain.config import ModelOptions, TrainingConfig, with_new_names
+from onnxtrain.config import ModelOptions, TrainingConfig
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
@@ -18,7 +18,7 @@ from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training_info.build import build_training_model
 
 
-@checks_arguments(keywords=ModelOptions.__annotations__, convert=with_new_names)
+@checks_arguments(keywords=ModelOptions.__annotations__)
 @refuses_invalid()
 def training_model(
     model: str | os.PathLike[str] | onnx.ModelProto,

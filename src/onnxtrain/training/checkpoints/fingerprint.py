@@ -7,9 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from onnxtrain.callbacks.base import settings_of
-from onnxtrain.callbacks.watching import RENAMED
 from onnxtrain.errors import OptionError
-from onnxtrain.renamed import current_metric_name
 from onnxtrain.schedules import Schedule, resolve_schedule
 from onnxtrain.training.description import JSON, describe
 
@@ -144,12 +142,10 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     result = {}
     for key in sorted(found.keys() | here.keys()):
         left, right = found.get(key, _MISSING), here.get(key, _MISSING)
-        if key in _WATCHING:
-            left = _with_current_names(left)
         if left == right or (key == "weights" and None in (left, right)):
             continue
         if key == "columns" and not all(isinstance(side, dict) and side for side in (left, right)):
-            continue  # arrays and checkpoints of earlier versions have no column names
+            continue  # arrays have no column names
         if isinstance(left, dict) and isinstance(right, dict):  # show only the entries that differ
             left, right = _without_common(left, right), _without_common(right, left)
         result[key] = f"{key} is {_shown(left)} there and {_shown(right)} here"
@@ -157,20 +153,6 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
 
 
 _MISSING: Final = object()
-
-
-def _with_current_names(settings: Any) -> Any:
-    """Return callback settings from a checkpoint of an earlier version under their current names."""
-    if not isinstance(settings, list):
-        return settings
-    renamed = [dict(each) if isinstance(each, dict) else each for each in settings]
-    for each in renamed:
-        if isinstance(each, dict):
-            for old, new in RENAMED.items():
-                if old in each:
-                    each[new] = each.pop(old)
-            each |= {"monitor": current_metric_name(each["monitor"])} if isinstance(each.get("monitor"), str) else {}
-    return renamed
 
 
 def _without_common(record: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from onnxtrain.working_copy.training_modes import Modes, set_inference
 from onnxtrain.working_copy.widening import narrow_outputs, widen
 
 
-@checks_arguments(renamed={"options": "runtime"})
+@checks_arguments
 @refuses_invalid()
 def evaluate(
     model: str | os.PathLike[str] | onnx.ModelProto,
@@ -118,7 +118,7 @@ def evaluate(
     return found
 
 
-@checks_arguments(renamed={"options": "runtime"})
+@checks_arguments
 @refuses_invalid()
 def predict(
     model: str | os.PathLike[str] | onnx.ModelProto,

@@ -5,8 +5,7 @@ import warnings
 
 import pytest
 
-from onnxtrain.gc_pause import gc_paused
-from onnxtrain.ignored_warnings import ignored_warnings
+from onnxtrain._internal import gc_paused, ignored_warnings
 
 
 @pytest.fixture(autouse=True)

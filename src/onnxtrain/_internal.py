@@ -1,0 +1,91 @@
+"""Small helpers of the whole package: pauses of the garbage collector, ignored warnings, imports, ``dir()``."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from onnxtrain.errors import OptionError
+
+_lock = threading.RLock()
+_pauses = 0
+_was_enabled = True
+_ignoring = 0
+_restoring = ExitStack()
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Run the body without cyclic garbage collection, in any number of threads.
+
+    Building a graph allocates some hundred thousand long-lived objects. Collections would scan them again and again,
+    a sixth of the time to build a model of 2,000 nodes.
+    """
+    global _pauses, _was_enabled
+    with _lock:
+        if not _pauses:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _pauses += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _pauses -= 1
+            if not _pauses and _was_enabled:
+                gc.enable()
+
+
+@contextmanager
+def ignored_warnings(category: type[Warning] = Warning, module: str = "") -> Iterator[None]:
+    """Ignore warnings of a category from modules that match a pattern.
+
+    ``warnings.catch_warnings`` alone restores the filters of another thread's block when blocks overlap; here the last
+    block to end restores those of before the first.
+    """
+    global _ignoring
+    with _lock:
+        if not _ignoring:
+            _restoring.enter_context(warnings.catch_warnings())
+        _ignoring += 1
+        warnings.filterwarnings("ignore", category=category, module=module)
+    try:
+        yield
+    finally:
+        with _lock:
+            _ignoring -= 1
+            if not _ignoring:
+                _restoring.close()
+
+
+def import_optional(module: str, *, needs: str, packages: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: The module's name.
+        needs: Start of the error: who needs which package.
+        packages: The packages to install, as for pip.
+
+    Raises:
+        OptionError: The package is not installed, or has no such module.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise OptionError(f"{needs} ({error}); install it with pip install {packages}.") from None
+
+
+def public_names(package: str) -> Callable[[], list[str]]:
+    """Return a ``__dir__`` for a package: its public names, without the modules and helpers that it imports."""
+
+    def names() -> list[str]:
+        found = vars(sys.modules[package])
+        return sorted({*found["__all__"], *(name for name in found if name.startswith("__") and name.endswith("__"))})
+
+    return names
