@@ -124,6 +124,11 @@ class Objective:
         return [tensor_spec(value) for value in self.model.graph.inputs]
 
     @cached_property
+    def common(self) -> frozenset[str]:
+        """Names of the inputs with one value for all examples."""
+        return frozenset(spec.name for spec in self.inputs if spec.common)
+
+    @cached_property
     def batched(self) -> frozenset[str]:
         """Names of the inputs and targets with one row per example, in a model of a fixed batch size."""
         fixed = self.fixed_batch
