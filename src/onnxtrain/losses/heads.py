@@ -361,7 +361,7 @@ def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) 
 
 def is_common(value: ir.Value) -> bool:
     """Return whether an input has one value for all examples."""
-    return value.meta.get(COMMON, dimensions(value) == ())
+    return bool(value.meta.get(COMMON)) or dimensions(value) == ()
 
 
 def tensor_spec(value: ir.Value) -> TensorSpec:
