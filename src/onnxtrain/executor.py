@@ -263,10 +263,7 @@ class Executor:
         sums = bool(heads) and all(head.targets.loss.reduction == "sum" for head in heads)
         totals: dict[str, float] = {}
         for start in range(0, size, micro):
-            part = {
-                key: value if not value.ndim or key in self._stepped.common else value[start : start + micro]
-                for key, value in feeds.items()
-            }
+            part = self._stepped.some_rows(feeds, slice(start, start + micro))
             results = self._run(part, rate)
             rows = min(micro, size - start)
             for name in self._part_names:

@@ -10,7 +10,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.errors import DataError, ModelError
+from onnxtrain.errors import DataError, ModelError, OptionError
 from onnxtrain.trainer import Trainer
 
 RNG = np.random.default_rng(3)
@@ -91,6 +91,12 @@ def test_an_input_of_a_fixed_size_beside_a_dynamic_batch_is_the_same_for_every_e
 
 def _shape(value):
     return tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
+
+
+def test_features_of_an_input_with_one_value_are_not_cached():
+    subject = Trainer(onnx.parser.parse_model(VOICE), loss="mse")
+    with pytest.raises(OptionError, match="cache_features keeps a row"):
+        subject.fit({"s": np.ones(3), "x": X}, Y, cache_features=True)
 
 
 def test_an_input_of_a_fixed_batch_is_not_the_same_for_every_example():

@@ -297,7 +297,7 @@ class Evaluator:
     def find_doubts(self, inputs: dict[str, np.ndarray]) -> list[str]:
         """Return hints about outputs of the first rows that may be probabilities, but are taken for logits."""
         heads = [head for head in self.objective.heads if head.assumes_logits]
-        rows = {name: array if name in self.objective.common else array[:_ROWS] for name, array in inputs.items()}
+        rows = self.objective.some_rows(inputs, slice(_ROWS))
         found = self.runner([head.name for head in heads])(rows if self._fixed is None else self._fixed.filled(inputs))
         return [text for head in heads for text in head.doubts(found[head.name])]
 
