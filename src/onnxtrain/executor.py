@@ -249,8 +249,8 @@ class Executor:
         """Return the number of examples."""
         if self.fixed is not None:
             return self.fixed.rows(feeds)
-        arrays = (feeds[str(value.name)] for value in self._stepped.model.graph.inputs)
-        return next((len(array) for array in arrays if array.ndim), 1)
+        names = (str(value.name) for value in self._stepped.model.graph.inputs)
+        return next((len(feeds[name]) for name in names if name not in self._stepped.common), 1)
 
     def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
         """Add up the gradients of all micro-batches; return the losses by name if the loss is a sum of several."""
@@ -263,7 +263,7 @@ class Executor:
         sums = bool(heads) and all(head.targets.loss.reduction == "sum" for head in heads)
         totals: dict[str, float] = {}
         for start in range(0, size, micro):
-            part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
+            part = self._stepped.some_rows(feeds, slice(start, start + micro))
             results = self._run(part, rate)
             rows = min(micro, size - start)
             for name in self._part_names:

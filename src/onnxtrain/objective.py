@@ -124,6 +124,15 @@ class Objective:
         return [tensor_spec(value) for value in self.model.graph.inputs]
 
     @cached_property
+    def common(self) -> frozenset[str]:
+        """Names of the inputs with one value for all examples."""
+        return frozenset(spec.name for spec in self.inputs if spec.common)
+
+    def some_rows(self, feeds: Mapping[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
+        """Return some rows of the arrays of a step; those with one value for all examples stay."""
+        return {name: array if not array.ndim or name in self.common else array[rows] for name, array in feeds.items()}
+
+    @cached_property
     def batched(self) -> frozenset[str]:
         """Names of the inputs and targets with one row per example, in a model of a fixed batch size."""
         fixed = self.fixed_batch

@@ -41,6 +41,7 @@ from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.repeated import declared_learned, find_repeated, train_as_one
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies, value_reader
 from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.common_inputs import mark_common_inputs
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.filled_biases import stop_at_filled_biases
 from onnxtrain.working_copy.head_norms import separate_head_norms
@@ -99,6 +100,7 @@ def prepare(
     mark_image_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
+    mark_common_inputs(model.graph)
     separate_head_norms(model)
     if repeated is None:
         fixed = FixedBatch.of(model.graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -406,3 +408,28 @@ def test_onnx_runtime_reads_the_saved_file(tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "saved.onnx", providers=["CPUExecutionProvider"])
     share = np.mean(session.run(None, {"x": np.ones((512, 8), np.float32)})[0] == 0)
     assert 0.4 < share < 0.6  # the file keeps its own mode
+
+
+def test_frozen_batch_normalization_gets_a_hint_where_others_train():
+    model = onnxtrain.append(normalizing(17), onnxtrain.layers.Linear(2))
+    subject = trainer(model, batch_norm="train", freeze="s|b")
+    assert any("freeze keeps the weights of 1 Batch" in text for text in subject.hints)
+    assert not any("freeze keeps" in text for text in trainer(normalizing(17), batch_norm="train").hints)
+
+
+@pytest.mark.parametrize(
+    ("states", "unread", "warned"), [("c, c", True, True), ("h, c", False, False), ("h", True, False)]
+)
+def test_an_input_that_no_node_reads_gets_a_hint(states, unread, warned):
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18]>
+        m (float[N,T,2] x, float[1,N,3] h, float[1,N,3] c) => (float[T,1,N,3] y) {{
+        t = Transpose<perm = [1,0,2]>(x)  y = LSTM<hidden_size = 3>(t, w, r, , , {states}) }}"""
+    )
+    for name, size in (("w", 2), ("r", 3)):
+        model.graph.initializer.append(numpy_helper.from_array(np.full((1, 12, size), 0.1, np.float32), name))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TrainingHint)
+        hints = trainer(model).hints
+    assert any("No node reads the input" in text for text in hints) == unread
+    assert any("dynamo=False" in str(one.message) for one in caught) == warned

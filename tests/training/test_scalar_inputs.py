@@ -10,7 +10,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.errors import DataError, ModelError
+from onnxtrain.errors import DataError, ModelError, OptionError
 from onnxtrain.trainer import Trainer
 
 RNG = np.random.default_rng(3)
@@ -50,8 +50,66 @@ def test_a_scalar_input_that_does_not_fit(value, message):
         Trainer(SCALED, loss="mean_squared_error").fit({"s": value, "x": X, "y": Y})
 
 
+VOICE = """<ir_version: 8, opset_import: ["": 18]> m (float[3] s, float[N,4] x) => (float[N,1] y)
+    <float[4,1] w = {1, 2, -1, 0.5}, int64[1] a = {0}, int64[1] b = {1}> {
+    z = MatMul(x, w)  f = Slice(s, a, b, a)  y = Mul(z, f) }"""
+
+NEIGHBOURS = """<ir_version: 8, opset_import: ["": 18]> m (float[N,4,2] x, float[4,4] s) => (float[N,4,1] y)
+    <float[2,1] w = {1, -1}> { a = MatMul(s, x)  y = MatMul(a, w) }"""
+
+
+@pytest.mark.parametrize(("text", "shape"), [(VOICE, (4,)), (NEIGHBOURS, (4, 2))])
+@pytest.mark.parametrize("rows", [3, 4, 10])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_input_of_a_fixed_size_beside_a_dynamic_batch_is_the_same_for_every_example(text, shape, rows, accumulate):
+    model = onnx.parser.parse_model(text)
+    setting = RNG.normal(size=next(_shape(value) for value in model.graph.input if value.name == "s")).astype(
+        np.float32
+    )
+    x = RNG.normal(size=(rows, *shape)).astype(np.float32)
+    y = RNG.normal(size=(rows, *shape[:-1], 1)).astype(np.float32)
+    constant = onnx.ModelProto()
+    constant.CopyFrom(model)
+    constant.graph.initializer.append(onnx.numpy_helper.from_array(setting, "s"))
+    del constant.graph.input[[value.name for value in model.graph.input].index("s")]
+    found = []
+    for one, inputs in ((model, {"x": x, "s": setting}), (constant, {"x": x})):
+        subject = Trainer(one, loss="mse", optimizer="sgd(lr=0.01)", train="w", accumulate=accumulate)
+        subject.fit(inputs, y, epochs=2, batch_size=2, validation=0.25)
+        subject.fit([({**inputs, "x": x[p : p + 2]}, y[p : p + 2]) for p in range(0, rows, 2)])
+        loss = subject.evaluate(inputs, y, batch_size=2)["loss"]
+        found.append(
+            [np.array(subject.parameters["w"]), loss, subject.predict(inputs), subject.predict(inputs, batch_size=2)]
+        )
+        assert subject.train_step(inputs, y) == pytest.approx(loss, rel=1e-5)
+    for own, other in zip(*found, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+    subject = Trainer(model, loss="mse", train="w")
+    with pytest.raises(DataError, match="'s' has shape"):
+        subject.fit({"x": x, "s": setting[:2]}, y)
+
+
+def _shape(value):
+    return tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
+
+
+def test_features_of_an_input_with_one_value_are_not_cached():
+    subject = Trainer(onnx.parser.parse_model(VOICE), loss="mse")
+    with pytest.raises(OptionError, match="cache_features keeps a row"):
+        subject.fit({"s": np.ones(3), "x": X}, Y, cache_features=True)
+
+
+def test_an_input_of_a_fixed_batch_is_not_the_same_for_every_example():
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> m (float[2,4] s, float[N,4] x) => (float[N,1] y)
+        <float[4,1] w = {1, 2, -1, 0.5}> { z = Add(x, s)  y = MatMul(z, w) }"""
+    )
+    both = {"s": X + 1, "x": X}
+    np.testing.assert_allclose(onnxtrain.predict(model, both), (2 * X + 1) @ [[1], [2], [-1], [0.5]], rtol=1e-5)
+
+
 def test_scalars_alone_are_not_examples():
-    with pytest.raises(DataError, match="the data has no examples: all of its arrays are scalars"):
+    with pytest.raises(DataError, match="the data has no examples"):
         open_dataset({"s": 1.0}, [TensorSpec("s", np.dtype(np.float32), ())], need_target=False)
 
 

@@ -19,7 +19,7 @@ from onnxtrain.data.base import (
     chosen_check,
     share,
 )
-from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, convert, symbol_sizes
+from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, symbol_sizes
 from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, checksum, row_sums, sampled
 from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.naming import NamedColumns, check_beside
@@ -205,7 +205,7 @@ class ArrayDataset(Dataset):
             return
         for column in self._columns:
             own = check if column is self._targets else by_name.get(self._name_of(column))
-            row_bytes = 1 if column.is_scalar else max(1, column.array[:1].nbytes)
+            row_bytes = 1 if column.is_common else max(1, column.array[:1].nbytes)
             for start, stop in _chunks(self.size, max(1, _CHECK_BYTES // row_bytes)):
                 rows, examples = self._rows(start, stop, None)
                 values = column.converted(rows, examples, check=True)
@@ -224,8 +224,7 @@ class ArrayDataset(Dataset):
             result.add_text(f"{name} {column.spec.dtype} {(self.size, *column.array.shape[1:])}")
             rows = max(1, BLOCK_BYTES // max(1, column.array[:1].nbytes))
             for start, stop in sampled(list(_chunks(self.size, rows))):
-                taken, examples = self._rows(start, stop, None)
-                result.add_array(convert(column.read(taken), column.spec.dtype, column.subject, examples))
+                result.add_array(column.converted(*self._rows(start, stop, None)))
         return result.digest()
 
     def contents(self, most: int) -> dict[str, tuple[str, Array]]:
@@ -237,6 +236,7 @@ class ArrayDataset(Dataset):
         return found
 
     def _read_batches(self, batch_size: int, order: Array | None, start: int) -> Iterator[Batch]:
+        common = frozenset(name for name, column in self._inputs.items() if column.is_common)
         for number, (first, last) in enumerate(_chunks(self.size, batch_size, start), start):
             whole = None
             if self._divide is not None:
@@ -246,7 +246,7 @@ class ArrayDataset(Dataset):
             rows, examples = self._rows(first, last, order)
             arrays = [column.converted(rows, examples) for column in self._columns]
             inputs = dict(zip(self._inputs, arrays, strict=False))
-            yield Batch(inputs, arrays[-1] if self._targets else None, last - first, whole)
+            yield Batch(inputs, arrays[-1] if self._targets else None, last - first, whole, common=common)
 
     def _rows(self, start: int, stop: int, order: Array | None) -> tuple[slice | Array, Sequence[int] | Array]:
         """Return the rows for positions in the reading order, and the index in the data of each."""

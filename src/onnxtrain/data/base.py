@@ -37,6 +37,7 @@ class Batch(NamedTuple):
         size: Number of examples.
         whole: Number of examples in all processes, where this is the part of one.
         content: Checksum of the whole, where every process has read it; otherwise 0.
+        common: Names of the inputs with one value for all examples.
     """
 
     inputs: dict[str, Array]
@@ -44,6 +45,7 @@ class Batch(NamedTuple):
     size: int
     whole: int | None = None
     content: int = 0
+    common: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
@@ -63,11 +65,13 @@ Divide = Callable[[int, int], slice]
 
 
 def share(batch: Batch, rows: slice, whole: int | None = None) -> Batch:
-    """Return some rows of a batch of ``whole`` examples; scalar inputs are kept."""
+    """Return some rows of a batch of ``whole`` examples; inputs with one value for all are kept."""
     start, stop, _ = rows.indices(batch.size)
-    inputs = {name: array[rows] if array.ndim else array for name, array in batch.inputs.items()}
+    inputs = {
+        name: array if not array.ndim or name in batch.common else array[rows] for name, array in batch.inputs.items()
+    }
     targets = None if batch.targets is None else batch.targets[rows]
-    return Batch(inputs, targets, max(0, stop - start), whole, batch.content)
+    return Batch(inputs, targets, max(0, stop - start), whole, batch.content, batch.common)
 
 
 class Dataset(ABC):
@@ -241,9 +245,9 @@ class Column(NamedTuple):
         return cls(subject, array, spec, is_mapped(array), names)
 
     @property
-    def is_scalar(self) -> bool:
+    def is_common(self) -> bool:
         """True where one value holds for all examples."""
-        return not self.array.ndim
+        return self.spec.common or not self.array.ndim
 
     def converted(self, rows: slice | Array, examples: Sequence[int] | Array, *, check: bool = False) -> Array:
         """Return the values of some examples in the type of the model.
@@ -253,8 +257,10 @@ class Column(NamedTuple):
             examples: Index in the data of each row, for error messages.
             check: Refuse NaN and infinity.
         """
-        if self.is_scalar:
-            return self._replace(array=self.array.reshape(1)).converted(slice(None), [0], check=check).reshape(())
+        if self.is_common:
+            rows, examples = slice(None), np.arange(len(self.array) if self.array.ndim else 1)
+        if not self.array.ndim:
+            return self._replace(array=self.array.reshape(1)).converted(rows, examples, check=check).reshape(())
         original = self.read(rows)
         values = convert(original, self.spec.dtype, self.subject, examples)
         if self.spec.right_padded or self.spec.documents:
@@ -278,9 +284,9 @@ class Column(NamedTuple):
 
 def check_columns(columns: Sequence[Column], data: str) -> int:
     """Check that columns have equal lengths and symbols; return the number of examples."""
-    rows = [column for column in columns if not column.is_scalar]
+    rows = [column for column in columns if not column.is_common]
     if not rows:
-        raise DataError(f"{data} has no examples: all of its arrays are scalars.")
+        raise DataError(f"{data} has no examples: each of its arrays holds for all examples.")
     first = rows[0]
     size = len(first.array)
     for column in rows[1:]:

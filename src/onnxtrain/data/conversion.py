@@ -95,6 +95,7 @@ class TensorSpec:
         pixels: Normalization of images by default; None for pixel / 255.
         resizing: Size of images where the shape leaves it open, or agrees; None to resize them to the shape.
         table_rows: Rows of the embedding table that the values are looked up in; None where they are not.
+        common: True for an input with one value for all examples, whose shape has no batch axis.
     """
 
     name: str
@@ -111,6 +112,7 @@ class TensorSpec:
     documents: bool = False
     pixels: Pixels | None = None
     resizing: Resizing | None = None
+    common: bool = False
 
     @property
     def takes_all(self) -> bool:
@@ -124,7 +126,9 @@ class TensorSpec:
         '(batch, 3, height, width)'
         """
         axes = self.shape or ()
-        names = ["batch", *("any" if size is None else str(size) for size in axes[1:])] if axes else []
+        names = ["any" if size is None else str(size) for size in axes]
+        if axes and not self.common:
+            names[0] = "batch"
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
@@ -243,7 +247,7 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str) -> None:
             f"{subject} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
             f"{spec.describe_shape()}.{spec.hint}"
         )
-    for axis in range(1, len(shape)):
+    for axis in range(0 if spec.common else 1, len(shape)):
         if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
             raise DataError(
                 f"{subject} has shape {shape}, but the model needs {spec.describe_shape()}: "

@@ -183,7 +183,8 @@ class IterableDataset(Dataset):
         if self._weights is not None:
             weights, spec = self._weights
             found[spec.name] = found.pop(weights)
-        return Batch(found, None if targets is None else arrays[-1], size)
+        common = frozenset(key for key, column in zip(inputs, columns, strict=False) if column.is_common)
+        return Batch(found, None if targets is None else arrays[-1], size, common=common)
 
     def _column(self, key: str, value: object, name: str) -> Column:
         if self._weights is not None and key == self._weights[0]:

@@ -218,9 +218,7 @@ class DataParallelExecutor(Executor):
             self._check_rows(feeds)
         self._whole = self._rows(feeds), checksum(feeds.values())
         rows = self.rows_of(self._rows(feeds))
-        return self.step_share(
-            {key: value[rows] if value.ndim else value for key, value in feeds.items()}, learning_rate
-        )
+        return self.step_share(self._stepped.some_rows(feeds, rows), learning_rate)
 
     def step_batch(self, batch: Batch, learning_rate: float) -> float:
         """Train one step on this rank's part of a batch of a dataset; see :meth:`step_share`."""
@@ -392,7 +390,7 @@ class SyncBatchNormExecutor(DataParallelExecutor):
         """Return the inputs of a micro-batch of zeros."""
         rows = 1 if self.fixed is None else self.fixed.size
         return {
-            name: np.zeros((rows, *array.shape[1:]), array.dtype) if array.ndim else array
+            name: array if name in self._stepped.common else np.zeros((rows, *array.shape[1:]), array.dtype)
             for name, array in feeds.items()
         }
 

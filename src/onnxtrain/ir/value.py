@@ -187,6 +187,10 @@ TABLE_ROWS = "onnxtrain.table_rows"
 """Metadata key of an input of token ids: the rows of the embedding table that the model looks them up in."""
 
 
+COMMON = "onnxtrain.common"
+"""Metadata key of an input of a fixed size that has one value for all examples, such as the settings of a voice."""
+
+
 PIXELS = "onnxtrain.pixels"
 """Metadata key of an input of images of 0 to 255, which the model scales itself."""
 

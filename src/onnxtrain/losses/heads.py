@@ -16,7 +16,17 @@ from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import DOCUMENTS, KV_CACHES, PIXELS, RIGHT_PADDED, TABLE_ROWS, Dimension, dimensions, is_float
+from onnxtrain.ir.value import (
+    COMMON,
+    DOCUMENTS,
+    KV_CACHES,
+    PIXELS,
+    RIGHT_PADDED,
+    TABLE_ROWS,
+    Dimension,
+    dimensions,
+    is_float,
+)
 from onnxtrain.losses.base import (
     ClassLoss,
     IgnoredWherePresent,
@@ -349,6 +359,11 @@ def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) 
     return ir.Value(name=name, type=ir.TensorType(loss.target_dtype(given, kind)), shape=ir.Shape(shape))
 
 
+def is_common(value: ir.Value) -> bool:
+    """Return whether an input has one value for all examples."""
+    return bool(value.meta.get(COMMON)) or dimensions(value) == ()
+
+
 def tensor_spec(value: ir.Value) -> TensorSpec:
     """Return the required type and shape of data for an input.
 
@@ -366,6 +381,7 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
         table_rows=value.meta.get(TABLE_ROWS),
         documents=value.meta.get(DOCUMENTS) == "numbers",
         pixels=BYTES if value.meta.get(PIXELS) else None,
+        common=is_common(value),
     )
 
 

@@ -20,7 +20,7 @@ from onnxtrain.ir.batch_axis import ONE, BatchAxes
 from onnxtrain.ir.clone import captured_values
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
-from onnxtrain.losses.heads import REAL_ROWS, Targets, wrapped
+from onnxtrain.losses.heads import REAL_ROWS, Targets, is_common, wrapped
 from onnxtrain.training_info.recipe import LossTerms
 
 LARGEST_PADDED = 4 << 30
@@ -47,7 +47,9 @@ class FixedBatch(NamedTuple):
         Raises:
             DataError: The batch size is 0.
         """
-        sizes = {str(value.name): shape[0] for value in graph.inputs if (shape := dimensions(value))}
+        sizes = {
+            str(value.name): shape[0] for value in graph.inputs if not is_common(value) and (shape := dimensions(value))
+        }
         name, size = next(((name, size) for name, size in sizes.items() if isinstance(size, int)), (None, 0))
         if name is None:
             return None

@@ -219,8 +219,14 @@ class DataAdapter:
                 return None
             pairs = zip(shape, array.shape, strict=True)
             fits = all(sizes.setdefault(wanted, size) == size for wanted, size in pairs if wanted is not None)
-            batch = sizes.setdefault(None, len(array))
-            if not fits or batch != len(array) or not 0 < batch <= rows or not spec.takes_all or not all_finite(array):
+            batch = rows if spec.common else sizes.setdefault(None, len(array))
+            if (
+                not fits
+                or batch != (rows if spec.common else len(array))
+                or not 0 < batch <= rows
+                or not spec.takes_all
+                or not all_finite(array)
+            ):
                 return None
         return None if any(type(wanted) is int and wanted != size for wanted, size in sizes.items()) else given
 
@@ -424,7 +430,7 @@ def _check_rows(
     """Refuse targets of another number of rows than inputs of the same dynamic batch size: they might broadcast."""
     rows = (spec.shape or (None,))[0]
     for each in inputs:
-        if targets.ndim and isinstance(rows, str) and (each.shape or (None,))[0] == rows:
+        if targets.ndim and not each.common and isinstance(rows, str) and (each.shape or (None,))[0] == rows:
             given = len(arrays[each.name])
             if given != len(targets):
                 raise DataError(f"{spec.name!r} has {len(targets)} rows, but the input {each.name!r} has {given}.")

@@ -212,7 +212,8 @@ def merged_hints(
                 continue
             own = () if origin_of(row.name) is NameOrigin.EXPORTER else (row.name,)
             names = dict.fromkeys(name for name in (*own, *row.paths) if name not in copies)
-            if row.name in named or len(names) < 2:
+            is_filler = not own and not row.shape  # zeros for the biases that layers do not have
+            if row.name in named or len(names) < 2 or is_filler:
                 continue
             matched = [name for name in names if any(matches(pattern, name) for pattern in patterns)]
             if matched and len(matched) < len(names):

@@ -33,7 +33,7 @@ from onnxtrain.weights.readers import (
 from onnxtrain.weights.ties import Copy, has_one_value
 from onnxtrain.workarounds.sessions import mixed_two_bits
 from onnxtrain.working_copy.kv_cache import cache_hints
-from onnxtrain.working_copy.training_modes import LayerCounts
+from onnxtrain.working_copy.training_modes import LayerCounts, is_batch_norm
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "
@@ -109,8 +109,10 @@ def find_hints(
         *_shared(model, parameters),
         *_copied(copies),
         *_batch_norm(layers, batch_norm),
+        *(() if batch_norm == "frozen" else _frozen_norms(model, table)),
         *_dropout(layers, drop=dropout),
         *_random(layers.random),
+        *_unread(model.graph),
     ]
 
 
@@ -466,6 +468,24 @@ def _batch_norm(layers: LayerCounts, mode: str) -> list[Hint]:
     return found
 
 
+def _frozen_norms(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
+    frozen = {row.name for row in table if row.reason == FROZEN}
+    norms = [
+        node
+        for node in all_nodes(model.graph)
+        if is_batch_norm(node) and not {v and v.name for v in node.inputs[1:3]} - frozen
+    ]
+    if not norms:
+        return []
+    return [
+        Hint(
+            f"freeze keeps the weights of {_nodes(len(norms), 'BatchNormalization')}, but {_its(len(norms))} batch "
+            'statistics are used and written, as in PyTorch; batch_norm="frozen" keeps the statistics of all nodes.',
+            surprising=False,
+        )
+    ]
+
+
 def _dropout(layers: LayerCounts, *, drop: bool) -> list[Hint]:
     count, nested, dropping = layers.dropouts, layers.nested_dropouts, layers.dropping
     found = []
@@ -523,6 +543,21 @@ def _random(operators: Sequence[str]) -> list[Hint]:
             surprising=False,
         )
     ]
+
+
+def _unread(graph: ir.Graph) -> list[Hint]:
+    names = [repr(value.name) for value in graph.inputs if not value.uses() and not value.is_graph_output()]
+    if not names:
+        return []
+    text = f"No node reads {_several(names, 'the input', 'the inputs')} {_listed(names)}: other values change nothing."
+    states = [node.inputs[5:7] for node in graph if node.op_type == "LSTM" and not node.domain]
+    mixed = any(len(pair) == 2 and pair[0] is not None and pair[0] is pair[1] for pair in states)
+    if mixed:
+        text += (
+            " An LSTM begins with one value as hidden state and as cell state, which PyTorch's newer exporter writes "
+            "for nn.LSTM(x, (h, c)); torch.onnx.export(..., dynamo=False) keeps both."
+        )
+    return [Hint(text, surprising=mixed)]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -47,6 +47,12 @@ def compute_features(
             f"cache_features needs data of known length, but {dataset.name} does not say how many examples it has; "
             "give arrays or a data set with a length, or leave cache_features out."
         )
+    for spec in objective.inputs:
+        if spec.common and spec.shape:
+            raise OptionError(
+                f"cache_features keeps a row for each example, but the input {spec.name!r} has one value for all of "
+                "them; leave cache_features out."
+            )
     sources = divide(objective).sources
     fixed = objective.fixed_batch
     inputs = {spec.name for spec in objective.inputs}

@@ -268,7 +268,8 @@ class Evaluator:
         if session is None:
             session = self._opened(names, lambda: self._predicting(names, values))
         if not isinstance(data, Dataset):
-            results, count = session.run(data), len(next(iter(data.values())))
+            results, common = session.run(data), self.objective.common
+            count = next(len(array) for name, array in data.items() if name not in common)
             return {name: self._joined(name, [results[name]], [count]) for name in names}
         parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
         rows: list[int] = []
@@ -296,7 +297,7 @@ class Evaluator:
     def find_doubts(self, inputs: dict[str, np.ndarray]) -> list[str]:
         """Return hints about outputs of the first rows that may be probabilities, but are taken for logits."""
         heads = [head for head in self.objective.heads if head.assumes_logits]
-        rows = {name: array[:_ROWS] if array.ndim else array for name, array in inputs.items()}
+        rows = self.objective.some_rows(inputs, slice(_ROWS))
         found = self.runner([head.name for head in heads])(rows if self._fixed is None else self._fixed.filled(inputs))
         return [text for head in heads for text in head.doubts(found[head.name])]
 

@@ -34,6 +34,7 @@ from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import is_packed, known_orders, open_with_targets, with_tokenizer
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.working_copy.adaptation import Adaptation
+from onnxtrain.working_copy.common_inputs import mark_common_inputs
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.image_inputs import mark_image_inputs
@@ -179,6 +180,7 @@ def outputs(
         widen(working)
         narrow_outputs(working, declared)
     infer_shapes(working)
+    mark_common_inputs(working.graph)
     separate_head_norms(working)
     set_inference(working)
     if lora is not None:
