@@ -163,6 +163,10 @@ def full_disk(files):
 @pytest.mark.parametrize(("arguments", "name"), OUTPUTS.values(), ids=OUTPUTS)
 def test_on_a_full_disk(files, run, full_disk, arguments, name):
     result = run(*arguments, f"disk/{name}")
+    if arguments[-1] in ("--curve", "--history"):  # the model is written
+        assert result.code == 0
+        assert f"'disk/{name}' cannot be written: No space left on device; save it somewhere else." in result.err
+        return
     assert result.code == 2
     rescued = files / f"unsaved-{name}"
     trains = arguments[0] in ("fit", "prune") and name == "out.onnx"

@@ -61,8 +61,6 @@ MISTAKES = [
             link("h.csv", "train.npz")),
     Mistake("curve on the output", same("--output", "--curve", r"c\.svg"),
             fit("--curve", "c.svg", "--output", "c.svg")),
-    Mistake("curve on the history", same("--curve", "--history", r"c\.csv"),
-            fit("--curve", "c.csv", "--history", "c.csv")),
     Mistake("validation data", same("--data", "--validation", r"train\.npz"), fit("--validation", "train.npz")),
     Mistake("checkpoints in the output", same("--checkpoint", "--output", "kept"),
             fit("--checkpoint", "kept", "--output", "kept")),

@@ -386,7 +386,7 @@ def test_a_function_sees_all_data_at_once():
         ("accuracy,f1", ["accuracy", "f1"]),
         (" accuracy , top_k(2), f1(average=micro),", ["accuracy", "top_k(2)", "f1(average=micro)"]),
         (["accuracy,f1", "auc"], ["accuracy", "f1", "auc"]),
-        (("f1(average='weighted')",), ["f1_weighted"]),
+        (("f1(average='weighted')",), ["f1(average='weighted')"]),
         ("top_2,ece,f1_score", ["top_2", "ece", "f1_score"]),
         (np.array(["accuracy", "f1_micro"]), ["accuracy", "f1_micro"]),
         ({"logits": "acc,f1"}, ["acc", "f1"]),
@@ -420,9 +420,7 @@ def loss(y_true, y_pred):
     return 0.0
 
 
-@pytest.mark.parametrize(
-    "twice", ["f1,f1", ["accuracy", "accuracy"], [lambda t, p: 0.0, lambda t, p: 1.0], loss, ["f1_micro", "f1(micro)"]]
-)
+@pytest.mark.parametrize("twice", ["f1,f1", ["accuracy", "accuracy"], [lambda t, p: 0.0, lambda t, p: 1.0], loss])
 def test_two_metrics_of_one_name_are_an_error(twice):
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="cross_entropy")
     with pytest.raises(OptionError, match=r"Two values would be called '(f1|accuracy|<lambda>|loss|f1_micro)'; leave"):

@@ -86,7 +86,7 @@ def scalar_readers(value: ir.Value, functions: Functions | None = None) -> list[
 
 def scalar_decision(value: ir.Value) -> Decision:
     """Decide on a one-element initializer; open for a common number under an author's name, such as a scale of 1."""
-    if _is_weight(value):
+    if is_weight_of_layer(value):
         return LEARNED
     name, readers = value.name or "", scalar_readers(value)
     number = _number(value)
@@ -111,7 +111,7 @@ def _number(value: ir.Value) -> float | None:
     return None if tensor is None else float(np.asarray(tensor.numpy()).reshape(-1)[0])
 
 
-def _is_weight(value: ir.Value) -> bool:
+def is_weight_of_layer(value: ir.Value) -> bool:
     """Return whether readers show a weight: a parameter of a layer, or a bias of a linear layer."""
     readers = scalar_readers(value)
     weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]

@@ -22,8 +22,10 @@ from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin
 from onnxtrain.weights.operands import (
     FILL,
     LEARNED,
+    REASON,
     Decision,
     is_scalar,
+    is_weight_of_layer,
     may_be_fresh,
     operand_decision,
     preprocessing,
@@ -277,8 +279,8 @@ def _decision(value: ir.Value, role: _Role, is_rotary: bool) -> tuple[Decision, 
     judged = _judged(value, role, is_rotary)
     if judged.open and folded_parameters(value):
         return LEARNED, ""  # computed from parameters, which a hint names
-    if judged.open and kind == CONSTANT and is_scalar(value):
-        return Decision(judged.reason), ""  # one value in a node or body is a number of a formula
+    if kind == CONSTANT and is_scalar(value) and not is_weight_of_layer(value):
+        return Decision(judged.reason or REASON), ""  # one value in a node or body is a number of a formula
     return (Decision(declared) if declared and (judged.open or not judged.reason) else judged), ""
 
 

@@ -140,6 +140,11 @@ def _gather_nd(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
 
 def _concat(facts: Facts, node: ir.Node, value: ir.Value, inputs: Sequence[ir.Value | None] = ()) -> Fact:
     parts = list(inputs or node.inputs)
+    split = parts[0].producer() if parts[0] is not None else None
+    if split is not None and split.op_type == "Split" and list(split.outputs) == parts:
+        whole = split.inputs[0]
+        if axis_of(split, whole, 0) == axis_of(node, value):
+            return facts.of(whole)
     given, axis = [facts.of(part) for part in parts], axis_of(node, value)
     logs = [fact.log for fact in given]
     found = hull(*given)
