@@ -86,7 +86,8 @@ def test_openvino_itself_runs_the_step_graph_of_lenet(tmp_path):
     onnx.save(graph, tmp_path / "step.onnx")
     rng = np.random.default_rng(0)
     feeds = {name: np.asarray(value) for name, value in session.state.items()}
-    feeds |= {"input": rng.normal(size=(8, 1, 28, 28)).astype(np.float32), "target": np.arange(8)}
+    image = lenet5().graph.input[0].name
+    feeds |= {image: rng.normal(size=(8, 1, 28, 28)).astype(np.float32), "target": np.arange(8)}
     ours = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
     feeds = {port.name: feeds.get(port.name, np.float32(1e-3)) for port in ours.get_inputs()}
     options = {"INFERENCE_PRECISION_HINT": "f32"}
