@@ -89,7 +89,7 @@ def test_openvino_itself_runs_the_step_graph_of_lenet(tmp_path):
     image = lenet5().graph.input[0].name
     feeds |= {image: rng.normal(size=(8, 1, 28, 28)).astype(np.float32), "target": np.arange(8)}
     ours = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
-    feeds = {port.name: feeds.get(port.name, np.float32(1e-3)) for port in ours.get_inputs()}
+    feeds = {port.name: feeds.get(port.name, np.array(1e-3, np.float32)) for port in ours.get_inputs()}
     options = {"INFERENCE_PRECISION_HINT": "f32"}
     theirs = openvino.Core().compile_model(tmp_path / "step.onnx", "CPU", options)(feeds)
     for port, expected in zip(ours.get_outputs(), ours.run(None, feeds), strict=True):
