@@ -53,7 +53,8 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
 
     A declared shape behind one that turned out to be untrue is not believed, nor is a symbol that stands for several
     sizes. skl2onnx declares [N, 4] for a regression on 4 features whose nodes compute [N, 1]; exporters declare the
-    shape of one branch of an If for both. Outputs of the main graph keep their rank, on which callers of it rely.
+    shape of one branch of an If for both. Outputs of the main graph keep their rank, on which callers of it rely,
+    and so do those of operators of other domains, which only the file tells.
 
     Args:
         graph: A graph whose shapes were inferred from its inputs alone.
@@ -86,8 +87,9 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
                 or _contradicts_branch(node, index, old)
             ):
                 doubted.update(node.outputs)
-                if given is None and output in graph.outputs:
+                if given is None and (output in graph.outputs or (node.domain and output not in otherwise)):
                     output.shape = ir.Shape([None] * len(old))
+                    completed = completed or bool(node.domain)
             elif (sizes := _completed(given, old)) != given:
                 output.shape, completed = ir.Shape(sizes), True
     return completed
