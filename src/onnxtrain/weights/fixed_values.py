@@ -65,6 +65,8 @@ def fixed_matrix(array: np.ndarray, readers: list[Reader]) -> str:
         return "one-hot rows" if _is_identity(_squeezed(array)) else ""
     if kinds <= {"MatMul", "Gemm", "Einsum"} and all(map(is_linear, readers)):
         return _matrix_kind(_squeezed(array), is_operand=False)
+    if kinds == {"Mul"} and ((array == 0) | (array == 1)).all():
+        return ""  # a mask
     return _matrix_kind(_squeezed(array), is_operand=True) if kinds <= {"Mul", "Add", "Sub", "Div"} else ""
 
 

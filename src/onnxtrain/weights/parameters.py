@@ -33,7 +33,7 @@ from onnxtrain.weights.operands import (
     scalar_decision,
     scalar_readers,
 )
-from onnxtrain.weights.program import declared_kind, folded_parameters, is_declared_parameter, is_folded_constant
+from onnxtrain.weights.program import declared_kind, is_declared_parameter, is_folded_constant
 from onnxtrain.weights.readers import (
     OPERAND_OF,
     SCALE,
@@ -277,8 +277,6 @@ def _decision(value: ir.Value, role: _Role, is_rotary: bool) -> tuple[Decision, 
             return Decision(role.use), ""
         return LEARNED, role.table or ("" if is_scalar(value) else mask_reason(value))
     judged = _judged(value, role, is_rotary)
-    if judged.open and folded_parameters(value):
-        return LEARNED, ""  # computed from parameters, which a hint names
     if kind == CONSTANT and is_scalar(value) and not is_weight_of_layer(value):
         return Decision(judged.reason or REASON), ""  # one value in a node or body is a number of a formula
     return (Decision(declared) if declared and (judged.open or not judged.reason) else judged), ""
