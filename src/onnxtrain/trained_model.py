@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 import numpy as np
 import onnx
@@ -48,9 +48,7 @@ from onnxtrain.training.description import describe_data
 from onnxtrain.weights.masks import set_to_zero
 from onnxtrain.working_copy.training_modes import Modes
 
-S = TypeVar("S", bound="TrainedModel")
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput
@@ -65,15 +63,15 @@ _RATE, _BASE_RATE, _EPOCHS = "trainer/learning_rate", "trainer/base_learning_rat
 """Names in a state dictionary of what is no array of a step."""
 
 
-def trains(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+def trains(method: F) -> F:
     """Decorate a method that changes what a trainer trains: one thread at a time may call such methods."""
 
     @functools.wraps(method)
-    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with self._states.training(method.__name__):
             return method(self, *args, **kwargs)
 
-    return call  # type: ignore[return-value] # the wrapper takes self by position only
+    return cast("F", call)
 
 
 class TrainedModel:
