@@ -150,7 +150,7 @@ def dequantize(model: Path, checkpoint: Path, place: Path) -> None:
 
     from onnxtrain.adapters.layers import find_layers
     from onnxtrain.adapters.values import matrix
-    from onnxtrain.ir.shapes import infer_shapes
+    from onnxtrain.graph.shapes import infer_shapes
     from onnxtrain.model_file.file import ModelFile
 
     tensors = load_file(checkpoint / "model.safetensors")

@@ -19,7 +19,7 @@ from harness import ForeignLoad, load_line, machine_line, milliseconds, table, w
 from native_node import seconds, session_of
 from onnx import helper
 
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 
 class Sizes(NamedTuple):

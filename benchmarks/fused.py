@@ -32,9 +32,9 @@ from harness import (
 import onnxtrain
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.fused import emit, fused_operators
-from onnxtrain.ir import Builder
-from onnxtrain.ir.passes import clean
-from onnxtrain.passes.kernels.resolve_fused import resolve_fused
+from onnxtrain.graph import Builder
+from onnxtrain.graph.passes import clean
+from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
 from onnxtrain.runtime.step import create_session
 
 OPSET = 18

@@ -174,7 +174,7 @@ def update_speed(device: str, sizes: Sequence[int], rounds: int) -> str:
     from onnx import TensorProto, helper
 
     import onnxtrain
-    from onnxtrain.ir.domains import TRAINING_DOMAIN
+    from onnxtrain.graph.domains import TRAINING_DOMAIN
 
     options = onnxtrain.RuntimeOptions(providers=[device], kernels=True)
     names = [f"{letter}{i}" for letter in "XGVH" for i in range(len(sizes))]

@@ -36,9 +36,9 @@ from models import LOSS, MODELS
 from peers import Task
 
 import onnxtrain
+from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.lowering.merge_algorithm import merge_algorithm
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.passes.lower import lower_entry
-from onnxtrain.passes.merge_algorithm import merge_algorithm
 from onnxtrain.runtime.step import create_session
 
 GOAL_SECONDS = 3.0

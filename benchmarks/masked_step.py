@@ -23,7 +23,7 @@ from models import find_model
 from onnx import helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.passes.kernels import use_mask_kernels
+from onnxtrain.lowering.kernels import use_mask_kernels
 
 LEAST = 64
 """Rows and columns of the weights that are pruned."""

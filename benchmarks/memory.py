@@ -30,9 +30,9 @@ from real_models import REAL
 from step import listed
 
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.weights.ties import find_copies
+from onnxtrain.parameters.ties import find_copies
 
-_OURS = "import onnxruntime, onnxtrain.trainer"
+_OURS = "import onnxruntime, onnxtrain.training.trainer"
 IMPORTS = {
     "torch": "import torch",
     "onnxtrain": _OURS,

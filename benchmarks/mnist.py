@@ -22,7 +22,7 @@ from harness import ForeignLoad, load_line, machine_line, table, write_report
 from idx import read_digits
 
 import onnxtrain
-from onnxtrain.callbacks import Callback, TrainingState
+from onnxtrain.training.callbacks import Callback, TrainingState
 
 GOAL = 0.99
 

@@ -10,7 +10,7 @@ import onnxruntime
 from onnx import NodeProto, TensorProto, helper
 
 import onnxtrain
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 
 def session_of(

@@ -27,7 +27,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from onnxtrain import kernels
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators import OPTIMIZERS as OPERATORS
 from onnxtrain.runtime import native
 

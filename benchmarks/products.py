@@ -22,7 +22,7 @@ from harness import ForeignLoad, load_line, machine_line, table, write_report
 from native_node import seconds, session_of
 from onnx import helper
 
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 SIZES = (
     *((128, 768, 2048), (128, 768, 16000), (512, 768, 768), (512, 768, 2048), (512, 2048, 768), (512, 768, 16000)),

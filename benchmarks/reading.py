@@ -37,7 +37,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ONNXTRAIN = """
 import json, sys, time
 import onnxtrain
-from onnxtrain.callbacks import Callback
+from onnxtrain.training.callbacks import Callback
 
 kind, folder, batch, epochs, threads = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
 

@@ -423,7 +423,7 @@ def stage(
 @functools.cache
 def weights_of(model: str) -> dict[str, int]:
     """The weights of a model without its embeddings, with the number of multiplications of each for one example."""
-    from onnxtrain.weights.layouts import product_layouts
+    from onnxtrain.parameters.layouts import product_layouts
 
     objective = onnxtrain.Trainer(network(model, 0), loss="softmax_cross_entropy")._objective
     names = [name for name in objective.matmul_weights if not name.startswith("embeddings.")]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnxtrain.examples import _attention, _Graph
+from onnxtrain.training.examples import _attention, _Graph
 
 WIDTH, HEADS, BLOCKS = 48, 4, 2
 WORDS, LENGTH, TOPICS = 200, 24, 8

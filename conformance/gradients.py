@@ -14,9 +14,9 @@ from conformance import oracle
 from conformance.evaluation import OPERATORS
 from conformance.oracle import Arrays
 from conformance.subject import Made, Subject, file_name
-from onnxtrain.ir.domains import TRAINING_DOMAIN
-from onnxtrain.reference import evaluator
-from onnxtrain.testing import _as, _by_name, _node_model, with_float_type
+from onnxtrain.autodiff.evaluator import evaluator
+from onnxtrain.autodiff.testing import _as, _by_name, _node_model, with_float_type
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 

@@ -17,8 +17,8 @@ from onnx import helper, parser
 import onnxtrain
 from conformance import detection, oracle
 from conformance.subject import Made, Subject
-from onnxtrain.ir import Builder
-from onnxtrain.ir.domains import TRAINING_DOMAIN
+from onnxtrain.graph import Builder
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.losses import LOSSES, Loss, TargetForm
 from onnxtrain.losses.base import reduced
 

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from conformance.oracle import Arrays
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.lowering.pipeline import lower_graph
 
 KINDS = ("gradient", "second_order", "loss", "optimizer", "step_graph", "training_info")
 """Folders of the suite."""

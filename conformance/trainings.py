@@ -22,9 +22,9 @@ from conformance.losses import cross_entropy, labels, normal
 from conformance.optimizers import STEPS, complete, updated
 from conformance.oracle import Arrays
 from conformance.subject import Made, Subject
+from onnxtrain.autodiff.evaluator import evaluator
+from onnxtrain.autodiff.testing import with_float_type
 from onnxtrain.operators import OPTIMIZERS
-from onnxtrain.reference import evaluator
-from onnxtrain.testing import with_float_type
 
 
 @dataclass(frozen=True)

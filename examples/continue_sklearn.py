@@ -12,7 +12,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from onnxtrain.sklearn import OnnxClassifier
+from onnxtrain.interop.sklearn import OnnxClassifier
 
 
 def main(folder: Path) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 import onnxtrain
-from onnxtrain.layers import Cosine
+from onnxtrain.editing.layers import Cosine
 
 SIZE, FEATURES = 16, 32
 

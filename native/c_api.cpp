@@ -1,5 +1,5 @@
 // The kernels as C functions that update parameters and states in place. The caller is responsible for the pointers;
-// `onnxtrain.kernels` in Python checks them.
+// `onnxtrain.runtime.kernels` in Python checks them.
 //
 // Attributes are float32, as ONNX stores them, so operators and these functions give the same bits. A function returns
 // null on success, or an error message that is valid until the thread's next call.

@@ -7,7 +7,7 @@ import inspect
 import typing
 from collections.abc import Callable
 
-from onnxtrain.config import TrainingConfig
+from onnxtrain.training.config import TrainingConfig
 
 
 def arguments_of(function: Callable[..., object]) -> dict[str, object]:

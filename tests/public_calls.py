@@ -7,7 +7,7 @@ import onnxtrain
 from onnxtrain import callbacks, losses, schedules
 from onnxtrain.adapters import adaptable_layers, add_slots
 from onnxtrain.data import CsvFile, pack
-from onnxtrain.layers import Activation, Linear
+from onnxtrain.editing.layers import Activation, Linear
 
 model: onnx.ModelProto = onnxtrain.examples.mlp((4, 8, 3))
 x = np.zeros((8, 4), np.float32)

@@ -21,8 +21,8 @@ from onnx.backend.test.runner import Runner
 import onnxtrain
 import sampling
 from onnxtrain import backend
-from onnxtrain.backend import _meaning
 from onnxtrain.errors import GradientError, ModelError, OperatorError, OptionError
+from onnxtrain.interop.backend import _meaning
 from onnxtrain.model_file.validity import newest_opset
 from onnxtrain.operators.arithmetic import ONNX_OPERATORS
 

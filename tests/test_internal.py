@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from onnxtrain._internal import gc_paused, ignored_warnings
+from onnxtrain.errors._internal import gc_paused, ignored_warnings
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import onnxtrain
 from names_page import sections
 from onnxtrain.cli import main
 from onnxtrain.errors import ArgumentError, OptionError
-from onnxtrain.spelling import nearest
+from onnxtrain.errors.spelling import nearest
 
 CALLED = ("onnxtrain", "Trainer", "TrainingSession", "losses", "schedules", "callbacks", "data", "layers", "examples")
 CALLED += ("adapters", "testing", "metrics", "distributed", "pruning", "flower")

@@ -6,14 +6,17 @@ import sys
 
 import pytest
 
-import onnxtrain.flower.messages
-import onnxtrain.ray.collective
+import onnxtrain.interop.flower.messages
+import onnxtrain.interop.ray.collective
 from onnxtrain.errors import OptionError
 
 
 @pytest.mark.parametrize(
     ("load", "name", "packages"),
-    [(onnxtrain.flower.messages.flower, "flower", "flwr"), (onnxtrain.ray.collective.ray, "ray", "'ray")],
+    [
+        (onnxtrain.interop.flower.messages.flower, "flower", "flwr"),
+        (onnxtrain.interop.ray.collective.ray, "ray", "'ray"),
+    ],
 )
 def test_a_missing_package_is_named(load, name, packages):
     message = rf"^onnxtrain\.{name} needs \w+ [\d.]+ or newer .*; install it with pip install {packages}"

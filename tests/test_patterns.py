@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from onnxtrain.patterns import alternatives, escape, matches, no_match
+from onnxtrain.graph.patterns import alternatives, escape, matches, no_match
 
 NAMES = ["q.weight", "k.weight", "v.weight", "q.bias", "w[0]", "a|b", "x{1,2}", "Q.weight"]
 

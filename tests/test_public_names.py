@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.ir.rule_registry import NEWEST
+from onnxtrain.graph.rule_registry import NEWEST
 from onnxtrain.operators import OPTIMIZERS
 
 PUBLIC = {

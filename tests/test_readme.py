@@ -15,7 +15,7 @@ import pytest
 from onnxtrain.autodiff import fused, registry
 from onnxtrain.cli import main
 from onnxtrain.cli.app import COMMANDS, build
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators import OPTIMIZERS
 
 ROOT = Path(__file__).parent.parent

@@ -13,7 +13,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.examples import digits_cnn, mlp
+from onnxtrain.training.examples import digits_cnn, mlp
 
 pytest.importorskip("sklearn", minversion="1.6")
 
@@ -25,7 +25,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from onnxtrain.sklearn import OnnxClassifier, OnnxRegressor
+from onnxtrain.interop.sklearn import OnnxClassifier, OnnxRegressor
 from zoo.sklearn_models import sklearn_models
 
 ESTIMATORS = [OnnxClassifier, OnnxRegressor]
@@ -354,11 +354,11 @@ def test_invalid_data_are_refused(iris):
 
 @pytest.mark.parametrize("name", ["OnnxClassifier", "OnnxRegressor"])
 def test_without_scikit_learn_one_sentence_says_what_to_install(name, monkeypatch):
-    monkeypatch.setattr(onnxtrain, "sklearn", onnxtrain.sklearn)  # importing it again sets it
+    monkeypatch.setattr(onnxtrain, "sklearn", onnxtrain.interop.sklearn)  # importing it again sets it
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    for loaded in [module for module in sys.modules if module.startswith("onnxtrain.sklearn")]:
+    for loaded in [module for module in sys.modules if module.startswith("onnxtrain.interop.sklearn")]:
         monkeypatch.delitem(sys.modules, loaded)
-    module = importlib.import_module("onnxtrain.sklearn")
+    module = importlib.import_module("onnxtrain.interop.sklearn")
     monkeypatch.undo()
     with pytest.raises(OptionError, match=rf"{name} needs scikit-learn 1.6 or newer, .* pip install scikit-learn"):
         getattr(module, name)(epochs=3)

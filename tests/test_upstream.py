@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import upstream_page
-from onnxtrain.workarounds.book import BOOK
+from onnxtrain.graph.upstream.book import BOOK
 
 
 def test_the_page_is_up_to_date():

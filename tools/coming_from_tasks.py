@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import onnxtrain
 from onnxtrain import Adam, AdamW, Group, RuntimeOptions, layer_decay
-from onnxtrain.callbacks import CsvLogger, EarlyStopping
-from onnxtrain.layers import Activation, Linear
+from onnxtrain.training.callbacks import CsvLogger, EarlyStopping
+from onnxtrain.editing.layers import Activation, Linear
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(60, 4)).astype(np.float32)

@@ -26,7 +26,7 @@ from pathlib import Path
 import onnxruntime
 
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.passes.description import IN_PLACE_KEY
+from onnxtrain.lowering.description import IN_PLACE_KEY
 from tuning_cases import CASES, Case, Work
 
 ROOT = Path(__file__).resolve().parents[1]

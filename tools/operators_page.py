@@ -18,8 +18,8 @@ from pathlib import Path
 from onnx import defs
 
 from onnxtrain.autodiff import registry
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.rule_registry import NEWEST as NO_END
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.rule_registry import NEWEST as NO_END
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

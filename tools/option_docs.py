@@ -10,8 +10,8 @@ import inspect
 import textwrap
 from pathlib import Path
 
-from onnxtrain.config import ADVANCED, TrainingConfig
-from onnxtrain.trainer import Trainer
+from onnxtrain.training.config import ADVANCED, TrainingConfig
+from onnxtrain.training.trainer import Trainer
 
 FILE = Path(inspect.getfile(Trainer))
 BEGIN, END = "    Args:\n", "\n    Raises:\n"

@@ -2,12 +2,12 @@
 
     python tools/release.py check              # check version and changelog against the rules
     python tools/release.py check --tag v0.2.0 # also check that this tag may be published
-    python tools/release.py write              # date the entries under [Unreleased] as the version of version.py
+    python tools/release.py write              # date the entries under [Unreleased] as the version of the package
     python tools/release.py oldest             # print the oldest allowed packages as pip constraints
 
 The rules: if [Unreleased] is empty, the newest dated heading of CHANGELOG.md is the version of
-``src/onnxtrain/version.py``; otherwise that version is later. Headings are in descending order of version and date, and
-their parts are the ones of Keep a Changelog, in its order.
+``src/onnxtrain/__init__.py``; otherwise that version is later. Headings are in descending order of version and date,
+and their parts are the ones of Keep a Changelog, in its order.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def problems(version: str, web_version: str, changelog: str, tag: str = "") -> l
     if first.version:
         found.append(f"The changelog begins with {first.version}, not with [Unreleased].")
     if web_version != version:
-        found.append(f"web/package.json has the version {web_version}, and src/onnxtrain/version.py {version}.")
+        found.append(f"web/package.json has the version {web_version}, and src/onnxtrain/__init__.py {version}.")
     for release in [first, *dated]:
         name = release.version or "Unreleased"
         if release.parts != [part for part in PARTS if part in release.parts]:
@@ -118,7 +118,7 @@ def oldest(project: str) -> list[str]:
 
 def versions() -> tuple[str, str]:
     """The versions of the package and of web/."""
-    patterns = {"src/onnxtrain/version.py": r'__version__ = "(.*)"', "web/package.json": r'^  "version": "(.*)"'}
+    patterns = {"src/onnxtrain/__init__.py": r'__version__ = "(.*)"', "web/package.json": r'^  "version": "(.*)"'}
     package, web = (re.search(pattern, (ROOT / path).read_text(), re.MULTILINE) for path, pattern in patterns.items())
     assert package
     assert web

@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.sparse.packed import pack
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.plugins.sparse.packed import pack
 
 Shape = tuple[int, ...]
 

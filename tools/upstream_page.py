@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "upstream.md"
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "languages")]
 
-from onnxtrain.workarounds.book import BOOK, Workaround  # noqa: E402
+from onnxtrain.graph.upstream.book import BOOK, Workaround  # noqa: E402
 from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime, shown  # noqa: E402,F401
 
 BEGIN = "<!-- generated: python tools/upstream_page.py -->"

@@ -3,8 +3,8 @@
     python tools/walk.py [MODEL.onnx]
 
 trains one step on random data and counts. Without a model it uses the small convolutional network of
-onnxtrain.examples. Conversions between ONNX and onnx-ir, shape inferences and checks are counted where they are called,
-everything else by the functions of this package.
+onnxtrain.training.examples. Conversions between ONNX and onnx-ir, shape inferences and checks are counted where they
+are called, everything else by the functions of this package.
 """
 
 from __future__ import annotations

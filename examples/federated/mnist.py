@@ -20,7 +20,7 @@ from processes import federation
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from idx import read_digits
 
-from onnxtrain.examples import lenet5
+from onnxtrain.training.examples import lenet5
 
 
 def divide(labels: np.ndarray, clients: int, seed: int = 0) -> list[np.ndarray]:

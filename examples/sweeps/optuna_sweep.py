@@ -12,8 +12,8 @@ import optuna
 from sklearn.datasets import load_digits
 
 import onnxtrain
-from onnxtrain.callbacks import Callback
-from onnxtrain.examples import digits_cnn
+from onnxtrain.training.callbacks import Callback
+from onnxtrain.training.examples import digits_cnn
 
 
 class ReportToOptuna(Callback):

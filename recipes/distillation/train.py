@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 
 import onnxtrain
-from onnxtrain.examples import lenet5
 from onnxtrain.losses import Distillation
+from onnxtrain.training.examples import lenet5
 
 SHARE, TEACHER_EPOCHS, STUDENT_EPOCHS = 0.03, 5, 60
 

@@ -3,13 +3,37 @@
 ``__init__.pyi`` lists the public names. Each is imported at its first use, so that importing the package is cheap.
 """
 
-from onnxtrain.start import catch_early_interrupt, check_onnxruntime
+from onnxtrain.errors.start import catch_early_interrupt, check_onnxruntime
 
 catch_early_interrupt()
 check_onnxruntime()
 
-import lazy_loader  # noqa: E402 - Ctrl-C may come meanwhile
+import importlib  # noqa: E402 - Ctrl-C may come meanwhile
 
-from onnxtrain.version import __version__ as __version__  # noqa: E402
+import lazy_loader  # noqa: E402
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__version__ = "0.1.0"
+
+_MODULES = {
+    "backend": "interop.backend",
+    "callbacks": "training.callbacks",
+    "examples": "training.examples",
+    "flower": "interop.flower",
+    "hub": "interop.hub",
+    "kernels": "runtime.kernels",
+    "layers": "editing.layers",
+    "parallel": "distributed",
+    "pruning": "plugins.pruning",
+    "ray": "interop.ray",
+    "schedules": "training.schedules",
+    "sklearn": "interop.sklearn",
+    "testing": "autodiff.testing",
+    "text": "plugins.text",
+}
+"""Public modules by name, with the folders where they live."""
+
+_attached, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    return importlib.import_module(f"{__name__}.{_MODULES[name]}") if name in _MODULES else _attached(name)

@@ -13,7 +13,7 @@ from onnxtrain.adapters import add_slots, convert_adapter, merge_adapter
 from onnxtrain.adapters.layers import find_layers
 from onnxtrain.adapters.values import matrix
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 
 torch = pytest.importorskip("torch")

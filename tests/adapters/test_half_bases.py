@@ -11,7 +11,7 @@ import onnxtrain
 from adapters.base_files import tuned_beside
 from onnxtrain import Lora
 from onnxtrain.adapters import add_slots
-from onnxtrain.weights.stored import WidenedTensor
+from onnxtrain.parameters.stored import WidenedTensor
 from zoo.decoder import parsed
 
 WORDS, WIDTH, OUTPUTS = 32, 16, 6

@@ -7,7 +7,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.adapters.layers import AUTO, Layer, choose_layers
-from onnxtrain.patterns import alternatives
+from onnxtrain.graph.patterns import alternatives
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

@@ -10,7 +10,7 @@ from onnx import helper, parser
 
 import onnxtrain
 from onnxtrain.errors import GradientError, ModelError
-from onnxtrain.ir.limits import DEEPEST
+from onnxtrain.graph.limits import DEEPEST
 
 HEADER = '<ir_version: 10, opset_import: ["" : 17]>'
 

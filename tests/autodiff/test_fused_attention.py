@@ -11,11 +11,11 @@ from onnx import helper
 
 from autodiff.case import gradients_alone, normal
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.kernels.resolve_fused import resolve_fused
+from onnxtrain.autodiff.testing import check_gradient, projected_gradient
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
-from onnxtrain.testing import check_gradient, projected_gradient
 
 BATCH, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 3, 4, 2, 3, 5
 Y = (BATCH, QUERIES, HEADS, VALUE_SIZE)

@@ -5,8 +5,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from autodiff.case import normal
-from onnxtrain.reference import evaluator
-from onnxtrain.testing import projected_gradient
+from onnxtrain.autodiff.evaluator import evaluator
+from onnxtrain.autodiff.testing import projected_gradient
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -9,9 +9,9 @@ import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.build_gradients import build_gradients
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.build_gradients import build_gradients
+from onnxtrain.lowering.pipeline import lower_graph
 
 INF = np.float32(np.inf)
 X = np.asarray([[0.5, -1, 2], [-INF, -INF, -INF], [1, -INF, 0]], np.float32)

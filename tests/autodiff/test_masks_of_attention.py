@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from autodiff.case import normal
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.runtime.native import custom_ops_library
 
 BATCH, HEADS, LENGTH, KEYS, SIZE, VALUE_SIZE = 2, 3, 150, 203, 8, 5

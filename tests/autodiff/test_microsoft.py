@@ -40,9 +40,9 @@ from autodiff.microsoft_rows import (
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import learn_types
 from onnxtrain.autodiff.missing import GPU_ONLY
+from onnxtrain.autodiff.testing import projected_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
-from onnxtrain.testing import projected_gradient
 
 RULES = {"MatMulNBits", "ArrayFeatureExtractor"}
 """Operators with rules, which are not expanded."""

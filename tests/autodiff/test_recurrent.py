@@ -8,8 +8,8 @@ from onnx import TensorProto, helper
 import onnxtrain
 from autodiff.case import normal
 from autodiff.recurrent_oracle import recurrent
+from onnxtrain.autodiff.testing import projected_gradient
 from onnxtrain.errors import GradientError
-from onnxtrain.testing import projected_gradient
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 NAMES = ("x", "w", "r", "b", "lengths", "h0", "c0", "p")

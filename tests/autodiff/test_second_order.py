@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from autodiff.case import Case, gradients_alone, rows
-from onnxtrain.reference import evaluator
-from onnxtrain.testing import _node_model, check_gradient, projected_gradient, with_float_type
+from onnxtrain.autodiff.evaluator import evaluator
+from onnxtrain.autodiff.testing import _node_model, check_gradient, projected_gradient, with_float_type
 
 FAMILIES = ("arithmetic", "elementwise", "activation", "reduction", "loss")
 LOOPS = ("control_flow", "sequence_loops")

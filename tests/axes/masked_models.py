@@ -5,9 +5,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from onnxtrain.axes import find_structures
-from onnxtrain.edit.working import Working
-from onnxtrain.pruning.choose_structures import STRUCTURES, removal_order
+from onnxtrain.editing.working import Working
+from onnxtrain.plugins.pruning.choose_structures import STRUCTURES, removal_order
+from onnxtrain.plugins.structures.axes import find_structures
 
 TOLERANCE = 1e-4
 """Largest difference of an output, relative to its spread."""

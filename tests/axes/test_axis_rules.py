@@ -6,8 +6,8 @@ import pytest
 from onnx import defs
 
 from onnxtrain.autodiff import registry as gradients
-from onnxtrain.axes import registry as axes
 from onnxtrain.errors import OptionError
+from onnxtrain.plugins.structures.axes import registry as axes
 
 
 def _names(entries):

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from onnxtrain.callbacks import (
+from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.training.callbacks import (
     Callback,
     CallbackList,
     CsvLogger,
@@ -15,7 +16,6 @@ from onnxtrain.callbacks import (
     History,
     TrainingState,
 )
-from onnxtrain.errors import CheckpointError, OptionError
 
 
 def run(callback, values, name="val_loss", first_epoch=1, weights=None):

@@ -11,7 +11,8 @@ import pytest
 
 import onnxtrain
 from onnxtrain import examples
-from onnxtrain.callbacks import (
+from onnxtrain.errors import OptionError
+from onnxtrain.training.callbacks import (
     Callback,
     JsonLinesLogger,
     MLflowLogger,
@@ -19,7 +20,6 @@ from onnxtrain.callbacks import (
     TrainingState,
     WandbLogger,
 )
-from onnxtrain.errors import OptionError
 
 X, Y = np.eye(4, dtype=np.float32)[np.arange(12) % 4], np.arange(12) % 3
 STEPS = 3  # in an epoch
@@ -78,7 +78,9 @@ def test_a_package_that_is_missing_is_named(logger, package, monkeypatch):
 
 
 def test_no_package_is_imported_before_it_is_used():
-    program = "import sys, onnxtrain.callbacks; print({'tensorboard', 'mlflow', 'wandb', 'rich'} & {*sys.modules})"
+    program = (
+        "import sys, onnxtrain.training.callbacks; print({'tensorboard', 'mlflow', 'wandb', 'rich'} & {*sys.modules})"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 
 import onnxtrain
 from onnxtrain import examples
-from onnxtrain.callbacks import Callback, EarlyStopping, Progress, TrainingState, progress
-from onnxtrain.callbacks.progress import Bar, Display, Lines, Notebook
 from onnxtrain.errors import OptionError
+from onnxtrain.training.callbacks import Callback, EarlyStopping, Progress, TrainingState, progress
+from onnxtrain.training.callbacks.progress import Bar, Display, Lines, Notebook
 
 X, Y = np.eye(4, dtype=np.float32)[np.arange(12) % 4], np.arange(12) % 3
 

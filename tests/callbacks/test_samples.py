@@ -13,7 +13,7 @@ import pytest
 import onnxtrain
 from onnxtrain import callbacks
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.text.generation import continued
+from onnxtrain.plugins.text.generation import continued
 from text.chats import CHATS, language_model, tokenizer, write_rows
 from zoo import language_model as zoo
 
@@ -117,7 +117,8 @@ def test_a_model_of_fixed_length(files, monkeypatch):
     onnx.save(model, files / "folder" / "model.onnx")
     made = []
     monkeypatch.setattr(
-        "onnxtrain.text.generation.continued", lambda *given: made.append((given[0], continued(*given))) or made[-1][1]
+        "onnxtrain.plugins.text.generation.continued",
+        lambda *given: made.append((given[0], continued(*given))) or made[-1][1],
     )
     samples = callbacks.Samples("And a smile?", tokens=40)
     trainer(files).fit(write_rows(files / "c.jsonl", [{"text": "Four."}] * 4), callbacks=[samples], **FIT)

@@ -11,7 +11,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain import examples
-from onnxtrain.callbacks.stopping import Stopping
+from onnxtrain.training.callbacks.stopping import Stopping
 
 X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
 Y = np.arange(20) % 3

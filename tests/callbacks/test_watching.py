@@ -5,9 +5,9 @@ import pytest
 
 import onnxtrain
 from onnxtrain import examples
-from onnxtrain.callbacks import ReduceOnPlateau, TrainingState
 from onnxtrain.errors import OptionError
-from onnxtrain.schedules import OneCycle, Polynomial, WarmUp, parse_schedule
+from onnxtrain.training.callbacks import ReduceOnPlateau, TrainingState
+from onnxtrain.training.schedules import OneCycle, Polynomial, WarmUp, parse_schedule
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20, 4)).astype(np.float32)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from faulty_provider import add_faulty_provider
-from onnxtrain.examples import mlp
+from onnxtrain.training.examples import mlp
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.executor import Executor
 from onnxtrain.model_file import writing
+from onnxtrain.training.executor import Executor
 
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--epochs", 3, "-o", "out/t.onnx")
 PRUNE = ("prune", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--sparsity", 0.5)

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain import demo
-from onnxtrain.examples import digits_cnn
+from onnxtrain.training import demo
+from onnxtrain.training.examples import digits_cnn
 
 pytest.importorskip("sklearn")
 
@@ -74,7 +74,7 @@ def test_the_folder_cannot_be_made(run, tmp_path):
 
 def test_without_matplotlib_the_curve_is_text(run, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "EPOCHS", 2)
-    monkeypatch.setattr("onnxtrain.report.png.matplotlib_available", lambda: False)
+    monkeypatch.setattr("onnxtrain.training.report.png.matplotlib_available", lambda: False)
     result = run("demo")
     assert "There is no PNG of the training curve, because matplotlib is not installed: pip install" in result.out
     assert "epoch, * training loss, o validation loss" in result.out

@@ -16,7 +16,7 @@ import pytest
 import onnxtrain
 from onnxtrain.cli.app import COMMANDS
 from onnxtrain.errors import ModelError
-from onnxtrain.sparse import compile as compiling
+from onnxtrain.plugins.sparse import compile as compiling
 
 LOSS = ("--loss", "softmax_cross_entropy")
 DATA = ("--data", "train.npz")

@@ -125,7 +125,7 @@ def test_plain_lines_without_a_terminal(files, success):
 def test_a_bar_on_a_terminal(files, success, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("onnxtrain.callbacks.progress.Bar.interval", 0.0)
+    monkeypatch.setattr("onnxtrain.training.callbacks.progress.Bar.interval", 0.0)
     out = success(*FIT, "--epochs", "2").out
     assert "━" in out
     assert re.search(r"epoch 2/2 .*loss [\d.]+  [\d,]+ examples/s", out)
@@ -249,7 +249,7 @@ def test_a_logger_without_its_package_is_one_sentence(files, run, monkeypatch, f
 @pytest.mark.parametrize(("flag", "logger"), [("--mlflow", "MLflowLogger"), ("--wandb", "WandbLogger")])
 def test_loggers_are_called(files, success, monkeypatch, flag, logger):
     from onnxtrain import callbacks
-    from onnxtrain.callbacks import loggers
+    from onnxtrain.training.callbacks import loggers
 
     seen = []
 
@@ -296,7 +296,7 @@ def test_early_stopping_keeps_the_best(files, success):
 
 
 def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatch):
-    from onnxtrain.executor import Executor
+    from onnxtrain.training.executor import Executor
 
     options = (*FIT, "--epochs", "4", "--validation", "test.npz", "--metrics", "accuracy")
     success(*options, "--output", "whole.onnx")

@@ -51,7 +51,7 @@ def test_build(given, optimizer):
 
 
 def test_pruning_keeps_its_defaults():
-    from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER
+    from onnxtrain.plugins.pruning.recipe import DEFAULT_OPTIMIZER
 
     built = PruningOptimizer(optimizer="ssgd(momentum=0.25)").build(DEFAULT_OPTIMIZER)
     assert (built.alpha, built.max_scale, built.learning_rate) == (

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain import demo
-from onnxtrain.callbacks import CsvLogger, History
+from onnxtrain.training import demo
+from onnxtrain.training.callbacks import CsvLogger, History
 
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "-o")
 PRUNE = ("prune", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--sparsity", "0.9",

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.cli.process import QuietStream
 from onnxtrain.cli.terminal import console, table
-from onnxtrain.report.escaping import visible
+from onnxtrain.errors.escaping import visible
 
 HOSTILE = {
     "colour": ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),

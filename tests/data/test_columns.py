@@ -15,7 +15,7 @@ from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.naming import in_order
 from onnxtrain.errors import CheckpointError, DataError, ModelError
-from onnxtrain.sklearn import OnnxClassifier
+from onnxtrain.interop.sklearn import OnnxClassifier
 
 LOSS = "cross_entropy"
 RNG = np.random.default_rng(3)

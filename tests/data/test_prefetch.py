@@ -14,10 +14,10 @@ import pytest
 import onnxtrain
 from child_processes import child_process
 from onnxtrain import examples
-from onnxtrain.callbacks import Callback
 from onnxtrain.data import prefetch
 from onnxtrain.data.prefetch import Prefetch
 from onnxtrain.errors import DataError
+from onnxtrain.training.callbacks import Callback
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 4)).astype(np.float32)

@@ -13,7 +13,7 @@ import onnxtrain
 from distributed.threads import in_threads, step_in_rank_order
 from onnxtrain.distributed import data_parallel
 from onnxtrain.distributed.compression import choose_compression
-from onnxtrain.passes import lower
+from onnxtrain.lowering import lower
 
 RANDOM = np.random.default_rng(0)
 

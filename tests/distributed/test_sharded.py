@@ -11,10 +11,10 @@ from distributed.processes import mpiexec, needs_kernels, needs_mpi, run_script,
 from distributed.threads import in_threads
 from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder
+from onnxtrain.graph import Builder
+from onnxtrain.lowering.training_info.update import row_squares
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
-from onnxtrain.training_info.update import row_squares
 
 SETUP = """
     import json, os, sys

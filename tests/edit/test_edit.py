@@ -10,8 +10,8 @@ from onnx import helper, numpy_helper
 
 import onnxtrain
 from onnxtrain import examples
+from onnxtrain.editing.layers import Activation, Dropout, Flatten, GlobalAveragePool, Linear, Softmax
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.layers import Activation, Dropout, Flatten, GlobalAveragePool, Linear, Softmax
 
 RANDOM = np.random.default_rng(0)
 

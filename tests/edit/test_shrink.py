@@ -7,8 +7,8 @@ import pytest
 
 import onnxtrain
 from onnxtrain.cli import main
-from onnxtrain.edit.shrink import ShrinkWarning
 from onnxtrain.errors import OptionError
+from onnxtrain.plugins.structures.shrink import ShrinkWarning
 
 X = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
 

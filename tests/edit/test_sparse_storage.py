@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.examples import mlp
+from onnxtrain.training.examples import mlp
 
 X = np.random.default_rng(0).normal(size=(32, 40)).astype(np.float32)
 DATA = X, np.arange(32) % 3
@@ -53,7 +53,7 @@ EDITS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::onnxtrain.edit.shrink.ShrinkWarning")  # pixels without a weight stay
+@pytest.mark.filterwarnings("ignore::onnxtrain.plugins.structures.shrink.ShrinkWarning")  # pixels without a weight stay
 @pytest.mark.parametrize("name", EDITS)
 def test_the_storage_changes_no_result(files, name):
     found = []

@@ -14,7 +14,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.examples import mlp
+from onnxtrain.training.examples import mlp
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'onnxtrain[flower]'")
 
@@ -25,7 +25,7 @@ from flwr.server.superlink.linkstate.utils import create_message_error_unavailab
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Krum
 from local_grid import LocalGrid, context
 
-from onnxtrain.flower import DP, client_app, server_app
+from onnxtrain.interop.flower import DP, client_app, server_app
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.examples import mlp
+from onnxtrain.training.examples import mlp
 
 pytest.importorskip("flwr", minversion="1.41", reason="Flower 1.41 is not installed: pip install 'onnxtrain[flower]'")
 pytestmark = pytest.mark.thorough

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxtrain.ir.batch_axis import ONE, BatchAxes
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph.batch_axis import ONE, BatchAxes
+from onnxtrain.graph.shapes import infer_shapes
 
 # The input is x [N, 3, 3]; w is [3, 3], h [1, 3, 3] and c [3, 3, 3].
 CASES = {

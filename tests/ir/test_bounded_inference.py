@@ -14,8 +14,8 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain.errors import GradientError, ModelError
-from onnxtrain.ir import limits
-from onnxtrain.ir.bounded_inference import infer_within_bounds
+from onnxtrain.graph import limits
+from onnxtrain.graph.bounded_inference import infer_within_bounds
 
 HUGE = 2**40
 MODELS = {

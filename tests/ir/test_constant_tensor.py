@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxtrain.ir.value import constant_tensor
+from onnxtrain.graph.value import constant_tensor
 
 
 def values(body: str) -> dict[str, ir.Value]:

@@ -9,7 +9,7 @@ import onnxruntime
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph.shapes import infer_shapes
 
 # As TorchScript's exporter writes scatter_reduce: the shapes declared in the branches are those of a branch that
 # is never taken.

@@ -3,7 +3,7 @@
 import ast
 
 import layers
-from onnxtrain.ir import domains
+from onnxtrain.graph import domains
 
 NAMES = {domains.TRAINING_DOMAIN, domains.MICROSOFT_DOMAIN, domains.MACHINE_LEARNING_DOMAIN, "ai.onnx"}
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import parser
 
-from onnxtrain.ir import Builder
-from onnxtrain.ir.inference import broadcast_shapes
-from onnxtrain.ir.passes import clean
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph import Builder
+from onnxtrain.graph.inference import broadcast_shapes
+from onnxtrain.graph.passes import clean
+from onnxtrain.graph.shapes import infer_shapes
 
 HEADER = '<ir_version: 8, opset_import: ["": 18]>'
 

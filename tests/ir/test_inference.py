@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 
 import onnxtrain.autodiff.rules  # noqa: F401 - it registers how StopGradient's type is inferred
-from onnxtrain.ir import Builder
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import dimensions
+from onnxtrain.graph import Builder
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import dimensions
 
 CASES = {
     "Split by sizes": lambda op, x: op.several("Split", x, op.ints(1, 3), outputs=2, axis=-1),

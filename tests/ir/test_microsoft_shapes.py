@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import dimensions
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import dimensions
 from zoo.language_model import GROUPS, LAYERS, SIZE, WORDS, language_model
 
 IDS = np.random.default_rng(0).integers(0, WORDS, (3, 7))

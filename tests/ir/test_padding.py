@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 
 @pytest.mark.parametrize("axes_are_known", [True, False])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnxtrain.ir.passes import clean
-from onnxtrain.ir.replace import remove_nodes, replace_values, set_inputs, substitute
+from onnxtrain.graph.passes import clean
+from onnxtrain.graph.replace import remove_nodes, replace_values, set_inputs, substitute
 
 
 def values(prefix: str, count: int) -> list[ir.Value]:

@@ -9,8 +9,8 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import dimensions
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import dimensions
 
 HEADER = '<ir_version: 8, opset_import: ["": 18]>'
 CONSTANTS = "<int64 zero = {0}, int64 one = {1}, int64[1] first = {0}, int64[1] minus = {-1}, int64[1] four = {4}>"

@@ -17,8 +17,8 @@ from step_files import CASES, STEPS, write
 
 import onnxtrain
 from onnxtrain.cli import main
-from onnxtrain.passes.portable.webgpu_convolutions import mend_convolutions
-from onnxtrain.workarounds.book import BOOK
+from onnxtrain.graph.upstream.book import BOOK
+from onnxtrain.lowering.portable.webgpu_convolutions import mend_convolutions
 
 PAGE = Path(__file__).parents[2] / "docs" / "step_graphs.md"
 

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.sparse import compile as compiling
+from onnxtrain.plugins.sparse import compile as compiling
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "sparse"))

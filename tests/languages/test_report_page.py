@@ -12,9 +12,9 @@ import pytest
 from javascript import BROWSER, needs_browser
 
 import stranger_runs
-from onnxtrain.report.charts import colours
-from onnxtrain.report.page import page
-from onnxtrain.report.record import Confusion, ParameterRow, Residuals, RunRecord
+from onnxtrain.training.report.charts import colours
+from onnxtrain.training.report.page import page
+from onnxtrain.training.report.record import Confusion, ParameterRow, Residuals, RunRecord
 
 Image = pytest.importorskip("PIL.Image")
 

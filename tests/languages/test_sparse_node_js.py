@@ -11,7 +11,7 @@ import pytest
 from javascript import WEB, last_json, needs_packages, node
 
 import onnxtrain
-from onnxtrain.sparse import compile as compiling
+from onnxtrain.plugins.sparse import compile as compiling
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "sparse"))
 from pruned_models import mlp, residual_network, run

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime
 
 import onnxtrain
-from onnxtrain.ir import Builder
+from onnxtrain.graph import Builder
 from onnxtrain.losses.base import reduced
 
 

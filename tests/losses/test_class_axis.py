@@ -10,8 +10,8 @@ import onnxtrain
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.losses import SoftmaxCrossEntropy
 from onnxtrain.losses.base import label_axis
-from onnxtrain.trainer import Trainer
 from onnxtrain.training.inference.forward import evaluate
+from onnxtrain.training.trainer import Trainer
 
 RNG = np.random.default_rng(3)
 

@@ -10,7 +10,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.losses import CustomLoss
-from onnxtrain.trainer import Trainer
+from onnxtrain.training.trainer import Trainer
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(8, 4)).astype(np.float32)

@@ -15,7 +15,7 @@ import onnxtrain
 from conformance import detection
 from losses.detectors import BOXES, CELLS, CROWD, HEAD, LOGITS, SLOTS, C, R, X, model, prediction
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.ir import Builder
+from onnxtrain.graph import Builder
 from onnxtrain.losses import DETR, YOLO
 from onnxtrain.losses.boxes import assign
 

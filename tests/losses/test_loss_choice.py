@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from onnxtrain.call_text import read_call, read_literal
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import LOSSES, BinaryCrossEntropy, Huber, MeanSquaredError, SoftmaxCrossEntropy
 from onnxtrain.losses.custom_loss import ModelLoss
 from onnxtrain.losses.loss_choice import resolve_loss
+from onnxtrain.operators.call_text import read_call, read_literal
 
 
 @pytest.mark.parametrize(

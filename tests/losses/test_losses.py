@@ -9,6 +9,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from losses.loss_models import loss_model
+from onnxtrain.autodiff.testing import check_gradient
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import (
     BinaryCrossEntropy,
@@ -17,7 +18,6 @@ from onnxtrain.losses import (
     MeanSquaredError,
     SoftmaxCrossEntropy,
 )
-from onnxtrain.testing import check_gradient
 
 RNG = np.random.default_rng(7)
 

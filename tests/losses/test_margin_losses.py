@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 import onnxtrain
+from onnxtrain.editing.layers import Activation, Cosine, Linear
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.layers import Activation, Cosine, Linear
 from onnxtrain.losses import ArcFace, CosFace
 
 RNG = np.random.default_rng(5)

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.layers import Cosine
+from onnxtrain.editing.layers import Cosine
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

@@ -22,10 +22,10 @@ from losses import detectors
 from losses.test_group_losses import CASES as GROUPS
 from losses.test_losses_by_batch import made
 from onnxtrain.errors import DataError
-from onnxtrain.ir import Builder
+from onnxtrain.graph import Builder
 from onnxtrain.losses import LOSSES
 from onnxtrain.runtime.failures import require_shape
-from onnxtrain.trainer import Trainer
+from onnxtrain.training.trainer import Trainer
 
 RANDOM = np.random.default_rng(0)
 N, C, H, W = 4, 4, 3, 5

@@ -11,8 +11,8 @@ from onnxtrain.data import ArrayDataset
 from onnxtrain.data.target_checks import BinaryCheck, DistributionCheck, check_labels
 from onnxtrain.errors import DataError
 from onnxtrain.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
-from onnxtrain.trainer import Trainer
 from onnxtrain.training.inference.forward import evaluate
+from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same, copied
 
 RNG = np.random.default_rng(3)

@@ -11,9 +11,9 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
+from onnxtrain.errors.spelling import ALIASES
 from onnxtrain.losses import LOSSES, Huber, SoftmaxCrossEntropy
 from onnxtrain.losses.loss_choice import resolve_loss
-from onnxtrain.spelling import ALIASES
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)

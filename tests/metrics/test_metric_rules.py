@@ -20,7 +20,7 @@ from onnxtrain.metrics.detections import DETECTION_METRICS
 from onnxtrain.metrics.error_rates import CharacterErrorRate
 from onnxtrain.metrics.means import BUILT_IN
 from onnxtrain.metrics.rewards import REWARD_METRICS
-from onnxtrain.report.record import large_is_good
+from onnxtrain.training.report.record import large_is_good
 
 oracle = pytest.importorskip("sklearn.metrics")
 

@@ -18,8 +18,8 @@ import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file import large_data
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.pruning.sparse import save_sparse
-from onnxtrain.weights.ties import untied
+from onnxtrain.parameters.ties import untied
+from onnxtrain.plugins.pruning.sparse import save_sparse
 
 GONE = r"^The initial values of 'w' are gone: training released them, and '.*m\.onnx' was changed since it was read; "
 

@@ -47,7 +47,7 @@ def break_everything(monkeypatch) -> None:
         raise IndexError("tuple index out of range")
 
     monkeypatch.setattr("onnxtrain.model_file.file.ModelFile.load", fail)
-    monkeypatch.setattr("onnxtrain.passes.lower.read_training_model", fail)
+    monkeypatch.setattr("onnxtrain.lowering.lower.read_training_model", fail)
 
 
 @pytest.mark.parametrize("use", USES)
@@ -81,7 +81,7 @@ def test_a_step_that_cannot_be_built_is_the_models_fault(models, monkeypatch):
     def fail(*arguments, **options):
         raise IndexError("tuple index out of range")
 
-    monkeypatch.setattr("onnxtrain.passes.lower.lower_graph", fail)
+    monkeypatch.setattr("onnxtrain.lowering.lower.lower_graph", fail)
     with pytest.raises(ModelError, match=r"^The model is rejected by ONNX Runtime: .*MatMul"):
         trainer.train_step(X, Y)
 

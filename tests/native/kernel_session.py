@@ -11,8 +11,8 @@ from kernel_case import Case
 from onnx import helper, numpy_helper
 from optimizer_sessions import element_type, session
 
+from onnxtrain.graph.upstream.sessions import fetched, in_place, is_foreign
 from onnxtrain.runtime.native import custom_ops_library
-from onnxtrain.workarounds.sessions import fetched, in_place, is_foreign
 
 
 def run(case: Case, path: str | None = None, threads: int = 2) -> list[np.ndarray | None]:

@@ -15,9 +15,9 @@ from optimizer_sessions import OTHER_TYPES, element_type, run_node, session
 from recurrent_reference import DEFAULTS, FORMS, Recurrent
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.passes import clean
-from onnxtrain.passes.kernels.resolve_fused import resolve_fused
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.passes import clean
+from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
 from onnxtrain.runtime.all_reduce import all_reducing
 from onnxtrain.runtime.native import custom_ops_library
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from optimizer_reference import assert_close, wide_ssgd
 
-from onnxtrain.kernels import ssgd_
+from onnxtrain.runtime.kernels import ssgd_
 
 MEASURES = ("log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh")
 OPTIONS = [

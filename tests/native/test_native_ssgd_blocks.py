@@ -12,8 +12,8 @@ from optimizer_reference import assert_close, draw, wide_ssgd
 from optimizer_sessions import run, run_in_place
 
 from onnxtrain.errors import OperatorError
+from onnxtrain.lowering.portable.lower_optimizers import lower_optimizers
 from onnxtrain.operators import ssgd
-from onnxtrain.passes.portable.lower_optimizers import lower_optimizers
 
 MEASURES = ("log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh")
 CASES = [((10, 6), (4, 1)), ((6, 10), (1, 4)), ((9, 5, 3, 2), (4, 1, 1, 2)), ((7,), (3,)), ((130, 300), (16, 1))]

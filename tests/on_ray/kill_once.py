@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray.train
 
-from onnxtrain.callbacks import Callback
+from onnxtrain.training.callbacks import Callback
 
 
 class KillOnce(Callback):

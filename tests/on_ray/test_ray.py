@@ -12,7 +12,7 @@ import pytest
 import onnxtrain
 from distributed.threads import step_in_rank_order
 from onnxtrain.errors import OptionError
-from onnxtrain.examples import mlp
+from onnxtrain.training.examples import mlp
 
 pytest.importorskip("ray", minversion="2.60", reason="Ray is not installed: pip install 'onnxtrain[ray]'")
 pytest.importorskip("torch", reason="PyTorch, whose gloo Ray's collectives need, is not installed")
@@ -23,7 +23,7 @@ from kill_once import KillOnce
 from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
-import onnxtrain.ray
+import onnxtrain.interop.ray
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -104,7 +104,7 @@ def test_workers_move_values_of_any_type(cluster):
 
     @ray.remote
     def work(rank: int) -> list[list[float]]:
-        from onnxtrain.ray.collective import Collective
+        from onnxtrain.interop.ray.collective import Collective
 
         group, found = Collective(rank, 2, "types"), []
         for dtype in (np.float32, np.dtype("<f4").newbyteorder("<"), ml_dtypes.bfloat16, np.uint16, np.int64, np.bool_):

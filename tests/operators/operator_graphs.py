@@ -11,8 +11,8 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import helper
 
+from onnxtrain.lowering.portable.lower_optimizers import lower_optimizers
 from onnxtrain.operators import OPTIMIZERS
-from onnxtrain.passes.portable.lower_optimizers import lower_optimizers
 
 
 def model_of(

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from onnxtrain import SSGD, Trainer, operators
 from onnxtrain.errors import OperatorError
-from onnxtrain.examples import mlp, points
-from onnxtrain.ir import Builder
+from onnxtrain.graph import Builder
 from onnxtrain.operators import measures
 from onnxtrain.operators.arithmetic import wide
 from onnxtrain.operators.measures import BUILT_IN, measure, register_measure, unregister_measure
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.examples import mlp, points
 
 # The square must be a normal number: a measure of a weight is one of its square.
 WEIGHTS = st.floats(-2, 2).filter(lambda u: u == 0 or abs(u) > 1e-150)

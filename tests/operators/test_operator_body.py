@@ -14,7 +14,7 @@ import pytest
 from operator_cases import ATTRIBUTES, CASES, IDS, TYPES, problem
 from operator_graphs import lowered, model_of, run
 
-from onnxtrain.ir import Builder
+from onnxtrain.graph import Builder
 from onnxtrain.operators import OPTIMIZERS, emit
 
 EXACT = set(OPTIMIZERS) - {"SSGD", "LAMB"}

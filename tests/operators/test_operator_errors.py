@@ -10,8 +10,8 @@ from operator_graphs import model_of
 
 from onnxtrain import operators
 from onnxtrain.errors import OperatorError
+from onnxtrain.lowering.portable.lower_optimizers import lower_optimizers
 from onnxtrain.operators import OPTIMIZERS
-from onnxtrain.passes.portable.lower_optimizers import lower_optimizers
 
 X = np.ones(2, np.float32)
 MOMENTUM = {"alpha": 0.9, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}

@@ -12,8 +12,8 @@ from operator_graphs import model_of
 from test_operator_body import EXACT, UNITS
 
 from onnxtrain import kernels
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.runtime import native
 

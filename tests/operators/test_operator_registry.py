@@ -18,7 +18,7 @@ from operator_cases import ATTRIBUTES
 
 import onnxtrain
 from onnxtrain import operators
-from onnxtrain.ir.domains import TRAINING_DOMAIN
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.operators import OPTIMIZERS, Optimizer
 from onnxtrain.operators.documentation import pages
 from onnxtrain.operators.registry import Optimizers, find

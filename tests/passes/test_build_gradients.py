@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from onnxtrain import backend
 from onnxtrain.errors import GradientError
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.lowering.pipeline import lower_graph
 
 X = np.asarray([1.0, -2.0, 3.0], np.float32)
 W = np.asarray([0.5, 4.0, -1.0], np.float32)

@@ -5,7 +5,7 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.ir.prng import mixed
+from onnxtrain.graph.prng import mixed
 
 MODEL = """
 <ir_version: 8, opset_import: ["": 18]>

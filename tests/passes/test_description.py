@@ -7,7 +7,7 @@ from onnx import StringStringEntryProto
 
 import onnxtrain
 from onnxtrain.errors import ModelError, OnnxTrainError
-from onnxtrain.passes.description import STEP_KEY, Description
+from onnxtrain.lowering.description import STEP_KEY, Description
 
 
 def description(training_model, entry=None, **options):

@@ -6,7 +6,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
+from onnxtrain.lowering.portable.fix_dimensions import fix_dimensions
 
 
 @pytest.fixture

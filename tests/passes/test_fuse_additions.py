@@ -11,10 +11,10 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain import examples
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes import pipeline
-from onnxtrain.passes.fuse.fuse_additions import fuse_additions
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.fuse.fuse_additions import fuse_additions
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, WIDE, RANK = 7, 90, 4

@@ -14,8 +14,8 @@ from onnx.reference.op_run import OpRun
 from ways import operators, passed, recomputed, trained_both_ways
 
 import onnxtrain
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.fuse.fuse_attention import fuse_attention
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.fuse.fuse_attention import fuse_attention
 
 INPUTS = "float[b, s, 2, 3] q, float[b, t, 2, 3] k, float[b, t, 2, 4] v, float[b, 1, 1, t] bias, bool[s, t] mask"
 SIZES = {"b": 3, "s": 5, "t": 6}

@@ -10,9 +10,9 @@ import pytest
 from onnx import parser
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.passes.fuse.fuse_gates import fuse_gates
-from onnxtrain.passes.kernels.resolve_fused import resolve_fused
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.lowering.fuse.fuse_gates import fuse_gates
+from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, WIDE = 5, 37

@@ -10,9 +10,9 @@ import pytest
 from onnx import parser
 from ways import operators, operators_of_step, passed, trained_both_ways
 
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.passes import pipeline
-from onnxtrain.passes.fuse.fuse_gather import fuse_gather
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.fuse.fuse_gather import fuse_gather
 from onnxtrain.runtime.native import custom_ops_library
 
 NODES, WIDE, EDGES = 40, 33, 100

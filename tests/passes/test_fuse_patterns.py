@@ -6,10 +6,10 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, parser
 
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.fuse.fuse_activations import fuse_activations
-from onnxtrain.passes.fuse.fuse_attention import fuse_attention
-from onnxtrain.passes.fuse.patterns import (
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.fuse.fuse_activations import fuse_activations
+from onnxtrain.lowering.fuse.fuse_attention import fuse_attention
+from onnxtrain.lowering.fuse.patterns import (
     Number,
     OneOf,
     Op,
@@ -94,7 +94,7 @@ def test_scales_by_values_of_one_element_are_listed_from_the_outside_in():
     ],
 )
 def test_the_log_says_why_a_node_is_in_no_match(nodes, more, reason, caplog):
-    caplog.set_level(logging.DEBUG, "onnxtrain.passes")
+    caplog.set_level(logging.DEBUG, "onnxtrain.lowering")
     pattern = Pattern("logarithm", Op("Log", Op("Exp", X)), {"Exp"})
     assert list(find(graph(nodes, **more), pattern, {"e"} if "gradient" in more else ())) == []
     assert caplog.messages == [f"logarithm: Exp is in no match{';' if 'it is' in reason else ':'} {reason}."]
@@ -132,7 +132,7 @@ def test_nothing_is_logged_unless_asked_for(caplog):
     ],
 )
 def test_a_pass_says_why_it_left_a_node(fuse, nodes, reason, caplog):
-    caplog.set_level(logging.DEBUG, "onnxtrain.passes")
+    caplog.set_level(logging.DEBUG, "onnxtrain.lowering")
     text = (
         '<ir_version: 8, opset_import: ["": 18]> g (float[2, 3, 4, 5] x) => (float[2, 3, 4, 5] y) '
         "<float two = {2}, float half = {0.5}, float one = {1}> { " + nodes + " }"

@@ -14,14 +14,14 @@ from onnx import helper, numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.autodiff.options import GradientOptions
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes import pipeline
-from onnxtrain.passes.fuse import fuse_linear
-from onnxtrain.passes.fuse.fuse_relu import fuse_relu
-from onnxtrain.passes.fuse.linear_layers import LAYER
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.autodiff.testing import check_gradient
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.fuse import fuse_linear
+from onnxtrain.lowering.fuse.fuse_relu import fuse_relu
+from onnxtrain.lowering.fuse.linear_layers import LAYER
+from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library
-from onnxtrain.testing import check_gradient
 
 WIDTH, ROWS = 6, 5
 TRAINING = "ai.onnx.preview.training"

@@ -11,8 +11,8 @@ from onnx import helper, parser
 from ways import assert_same_results, operators, operators_of_step, passed, recomputed, trained_both_ways
 
 import onnxtrain
-from onnxtrain.ir.passes import clean
-from onnxtrain.passes.fuse.fuse_rotary import fuse_rotary
+from onnxtrain.graph.passes import clean
+from onnxtrain.lowering.fuse.fuse_rotary import fuse_rotary
 
 B, S, H, D = 2, 5, 3, 4
 HALVES = "a = Slice(x, zero, two, last, one) b = Slice(x, two, end, last, one) "

@@ -12,10 +12,10 @@ import pytest
 from onnx import parser
 
 from onnxtrain.autodiff.options import GradientOptions
-from onnxtrain.ir.domains import TRAINING_DOMAIN
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes import pipeline
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, WIDE = 5, 37

@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.passes.memory.in_place import in_place_states
+from onnxtrain.lowering.memory.in_place import in_place_states
 from onnxtrain.runtime.session import TrainingSession
 
 HEADER = '<ir_version: 8, opset_import: ["": 18, "ai.onnx.preview.training": 1, "local": 1, "onnxtrain": 1]>'
@@ -111,7 +111,7 @@ def test_swapped_states_are_not_proved_both() -> None:
 @pytest.mark.parametrize("kernels", [None, False])
 @pytest.mark.parametrize("build", ["mlp", "lenet5", "small_transformer"])
 def test_proof_holds_on_the_graph_that_onnxruntime_runs(build: str, kernels: bool | None, tmp_path) -> None:
-    model = onnxtrain.examples.mlp((6, 8, 4)) if build == "mlp" else getattr(onnxtrain.examples, build)()
+    model = onnxtrain.examples.mlp((6, 8, 4)) if build == "mlp" else getattr(onnxtrain.training.examples, build)()
     training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam())
     options = onnxtrain.RuntimeOptions(kernels=kernels)
     session = TrainingSession(training, runtime=options)

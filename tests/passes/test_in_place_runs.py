@@ -19,7 +19,7 @@ import safetensors.numpy
 from onnx import numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.passes.memory.in_place import in_place_states
+from onnxtrain.lowering.memory.in_place import in_place_states
 from zoo.arrays import assert_same, copied
 
 pytestmark = pytest.mark.thorough  # it takes seconds

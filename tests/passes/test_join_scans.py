@@ -6,7 +6,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.passes import pipeline
+from onnxtrain.lowering import pipeline
 
 X = np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)

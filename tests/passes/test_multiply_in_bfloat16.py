@@ -9,10 +9,10 @@ from onnx import helper, numpy_helper, parser
 
 from onnxtrain.autodiff.options import COMPUTE_KEY, GradientOptions
 from onnxtrain.errors import GradientError
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.build_gradients import Derivative
-from onnxtrain.passes.kernels.multiply_in_bfloat16 import LEAST
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.build_gradients import Derivative
+from onnxtrain.lowering.kernels.multiply_in_bfloat16 import LEAST
+from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library, multiplies_bfloat16
 
 WIDE, NARROW, ROWS = LEAST, LEAST - 1, 5

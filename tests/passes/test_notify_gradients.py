@@ -10,13 +10,13 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import StepError
-from onnxtrain.passes.lower import lower_entry
-from onnxtrain.passes.notify_gradients import LISTENER
+from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.lowering.notify_gradients import LISTENER
+from onnxtrain.lowering.training_info.build import build_entries
 from onnxtrain.runtime.native import kernels_available
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
-from onnxtrain.training_info.build import build_entries
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="GradientsReady is a native operator")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from onnxtrain.passes.memory import optimizer_in_backward as optimizer_in_backward
+from onnxtrain.lowering.memory import optimizer_in_backward as optimizer_in_backward
 from onnxtrain.runtime.options import RuntimeOptions
 
 OPTIMIZERS = [onnxtrain.Adagrad(0.05), onnxtrain.AdamW(0.01), onnxtrain.Momentum(0.1), onnxtrain.SSGD(0.1, alpha=0.5)]

@@ -5,8 +5,8 @@ import pytest
 from onnx import parser
 from ways import operators, operators_of_step, passed, trained_both_ways
 
-from onnxtrain.passes.fuse.fuse_attention import fuse_attention
-from onnxtrain.passes.fuse.pack_attention import pack_attention
+from onnxtrain.lowering.fuse.fuse_attention import fuse_attention
+from onnxtrain.lowering.fuse.pack_attention import pack_attention
 
 X = np.random.default_rng(0).normal(0, 1, (4, 5, 6)).astype(np.float32)
 W = np.random.default_rng(1).normal(0, 0.5, (6, 18)).astype(np.float32)

@@ -13,10 +13,10 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes import pipeline
-from onnxtrain.passes.build_gradients import Derivative
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.build_gradients import Derivative
+from onnxtrain.lowering.pipeline import lower_graph
 
 HERE = Path(__file__).parent
 
@@ -29,7 +29,7 @@ def passes() -> dict[str, str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
-        if node.module.startswith("onnxtrain.passes")
+        if node.module.startswith("onnxtrain.lowering")
     }
     body = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "lower_graph")
     calls = [node.func.id for node in ast.walk(body) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]

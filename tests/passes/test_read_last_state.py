@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.kernels.read_last_state import read_last_state
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.kernels.read_last_state import read_last_state
+from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 TRAINING = "ai.onnx.preview.training"

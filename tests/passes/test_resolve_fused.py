@@ -14,10 +14,10 @@ from onnx import parser
 import onnxtrain
 from onnxtrain.autodiff.fused import fused_operators
 from onnxtrain.autodiff.registry import find_registered_body
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.build_gradients import Derivative
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.build_gradients import Derivative
+from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import kernels_available
 
 RELU = """

@@ -11,9 +11,9 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes import pipeline
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library
 from zoo.language_model import LAYERS, WORDS, language_model
 

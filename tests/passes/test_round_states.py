@@ -14,8 +14,8 @@ from onnx import helper, parser
 import onnxtrain
 from native.rounding_reference import round_stochastic
 from onnxtrain.errors import OperatorError, OptionError
-from onnxtrain.passes.pipeline import lower_graph
-from onnxtrain.passes.round_states import check_states
+from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.round_states import check_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 
@@ -143,7 +143,7 @@ def test_browsers_have_no_such_type():
     with pytest.raises(
         OptionError, match="states, or weights, are bfloat16, which ONNX Runtime's WebGPU provider lacks"
     ):
-        onnxtrain.passes.lower.lower(model, portable="webgpu")
+        onnxtrain.lowering.lower.lower(model, portable="webgpu")
 
 
 def trained_with(state_dtype):

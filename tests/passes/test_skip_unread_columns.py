@@ -8,8 +8,8 @@ import pytest
 from onnx import parser
 from ways import operators_of_step, trained_both_ways
 
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.passes.fuse.skip_unread_columns import skip_unread_columns
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.lowering.fuse.skip_unread_columns import skip_unread_columns
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, DEPTH, SIZES = 40, 24, (13, 70, 5)

@@ -8,9 +8,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes import pipeline
-from onnxtrain.passes.kernels import split_recurrent_gradients
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.kernels import split_recurrent_gradients
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 TRAINING = "ai.onnx.preview.training"

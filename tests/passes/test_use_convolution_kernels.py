@@ -12,8 +12,8 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.kernels.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.runtime.native import custom_ops_library
 
 

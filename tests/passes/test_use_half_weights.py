@@ -7,10 +7,10 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper, parser
 
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.build_gradients import Derivative
-from onnxtrain.passes.kernels.use_half_weights import use_half_weights
-from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.build_gradients import Derivative
+from onnxtrain.lowering.kernels.use_half_weights import use_half_weights
+from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library
 
 INPUTS, OUTPUTS, ROWS = 20, 12, 5

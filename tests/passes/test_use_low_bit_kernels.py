@@ -7,8 +7,8 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.kernels.use_low_bit_kernels import use_low_bit_kernels
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, INPUTS, OUTPUTS, BLOCK = 5, 40, 24, 16

@@ -7,7 +7,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.passes.kernels import use_mask_kernels
+from onnxtrain.lowering.kernels import use_mask_kernels
 from onnxtrain.runtime.native import kernels_available
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="the native kernels are not installed")

@@ -10,8 +10,8 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.passes import pipeline
-from onnxtrain.passes.kernels.use_normalization_kernels import use_normalization_kernels
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.kernels.use_normalization_kernels import use_normalization_kernels
 from onnxtrain.runtime.native import custom_ops_library
 
 TYPES = {"float": np.float32, "double": np.float64}

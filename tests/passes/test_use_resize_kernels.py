@@ -6,7 +6,7 @@ from onnx import parser
 from ways import operators, operators_of_step, passed, trained_both_ways
 
 import onnxtrain
-from onnxtrain.passes.kernels.use_resize_kernels import use_resize_kernels
+from onnxtrain.lowering.kernels.use_resize_kernels import use_resize_kernels
 
 BY_SCALES = 'y = Resize <mode = "{}", coordinate_transformation_mode = "{}"> (h, , {})'
 TAKEN = {

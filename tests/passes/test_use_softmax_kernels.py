@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxtrain.passes.kernels.use_softmax_kernels import LEAST_INNER, use_softmax_kernels
-from onnxtrain.passes.lower import lower_graph
+from onnxtrain.lowering.kernels.use_softmax_kernels import LEAST_INNER, use_softmax_kernels
+from onnxtrain.lowering.lower import lower_graph
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from autodiff.recurrent_oracle import FUNCTIONS
-from onnxtrain.passes.lower import lower_graph
+from onnxtrain.lowering.lower import lower_graph
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 

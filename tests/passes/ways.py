@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 
 import onnxtrain
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph.shapes import infer_shapes
 
 ONE_THREAD_WITH_KERNELS = onnxtrain.RuntimeOptions(threads=1, kernels=True)
 

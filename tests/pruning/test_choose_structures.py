@@ -4,11 +4,11 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain.axes import find_structures
-from onnxtrain.edit.working import Working
+from onnxtrain.editing.working import Working
 from onnxtrain.errors import OptionError
-from onnxtrain.pruning.choose_structures import first_reaching, in_vectors, removal_order
-from onnxtrain.pruning.structures import without
+from onnxtrain.plugins.pruning.choose_structures import first_reaching, in_vectors, removal_order
+from onnxtrain.plugins.pruning.structures import without
+from onnxtrain.plugins.structures.axes import find_structures
 
 
 def network(*widths):

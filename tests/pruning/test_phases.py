@@ -14,8 +14,8 @@ import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.errors import NumericalError, OptionError
 from onnxtrain.operators import SSGD, Adam
-from onnxtrain.pruning.job import PruningWarning
-from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER
+from onnxtrain.plugins.pruning.job import PruningWarning
+from onnxtrain.plugins.pruning.recipe import DEFAULT_OPTIMIZER
 
 LOSS = {"loss": "softmax_cross_entropy"}
 TARGETS = [{"structure": "hidden", "flops": 0.5}, {"sparsity": 0.8}]
@@ -45,7 +45,7 @@ def test_the_result_is_never_below_the_cut_alone(trained, monkeypatch, target, r
     """With a default rate that is far too high the trainings start again, at a third each."""
     lines = []
     rule = replace(DEFAULT_OPTIMIZER, learning_rate=rate)
-    monkeypatch.setattr(sys.modules["onnxtrain.pruning.prune"], "choose_optimizer", lambda sparsity: rule)
+    monkeypatch.setattr(sys.modules["onnxtrain.plugins.pruning.prune"], "choose_optimizer", lambda sparsity: rule)
     how = {**LOSS, **target, "validation": TEST}
     alone = onnxtrain.prune(trained, TRAIN, **how, **ALONE)
     result = onnxtrain.prune(trained, TRAIN, **how, epochs=5, fine_tune_epochs=10, progress=lines.append)

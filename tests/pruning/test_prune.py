@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import onnxtrain
 from onnxtrain.errors import ModelError, OptionError, TrainingHint
 from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
-from onnxtrain.pruning.job import PruningWarning
+from onnxtrain.plugins.pruning.job import PruningWarning
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -212,7 +212,7 @@ def test_report(tmp_path):
 
 
 def test_the_charts_show_the_numbers():
-    from onnxtrain.pruning.figure import charts, counted
+    from onnxtrain.plugins.pruning.figure import charts, counted
 
     result = prune(epochs=2, fine_tune_epochs=0)
     accuracy, layers, _ = (Tree.fromstring(chart.svg()) for chart in charts(result))

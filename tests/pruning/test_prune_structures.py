@@ -7,7 +7,7 @@ import pytest
 import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.errors import NumericalError, OptionError
-from onnxtrain.examples import mlp, points
+from onnxtrain.training.examples import mlp, points
 
 LOSS = {"loss": "softmax_cross_entropy"}
 SHORT = {"epochs": 1, "fine_tune_epochs": 1}

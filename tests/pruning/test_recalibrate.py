@@ -6,11 +6,11 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.axes import find_structures
-from onnxtrain.edit.working import Working
-from onnxtrain.pruning.choose_structures import STRUCTURES, removal_order
-from onnxtrain.pruning.recalibrate import recalibrated, spreads_of
-from onnxtrain.pruning.structures import without
+from onnxtrain.editing.working import Working
+from onnxtrain.plugins.pruning.choose_structures import STRUCTURES, removal_order
+from onnxtrain.plugins.pruning.recalibrate import recalibrated, spreads_of
+from onnxtrain.plugins.pruning.structures import without
+from onnxtrain.plugins.structures.axes import find_structures
 
 IMAGES = np.random.default_rng(0).normal(size=(64, 3, 6, 6)).astype(np.float32)
 TOKENS = np.random.default_rng(1).normal(size=(64, 5, 8)).astype(np.float32)

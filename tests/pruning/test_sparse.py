@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import ModelError
-from onnxtrain.pruning import save_sparse
+from onnxtrain.plugins.pruning import save_sparse
 
 X = np.random.default_rng(1).normal(size=(7, 1, 28, 28)).astype(np.float32)
 

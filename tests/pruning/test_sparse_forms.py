@@ -13,8 +13,8 @@ import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.errors import OnnxTrainError, OptionError, TrainingHint
 from onnxtrain.operators import SSGD, Adam
-from onnxtrain.pruning.thresholds import Form, magnitude_cut
-from onnxtrain.weights.layouts import Layout, product_layouts
+from onnxtrain.parameters.layouts import Layout, product_layouts
+from onnxtrain.plugins.pruning.thresholds import Form, magnitude_cut
 
 X, Y = onnxtrain.examples.points(120)
 GEMM = Layout((8, 6), (0,), (1,))
@@ -368,7 +368,7 @@ def test_hints_and_masks_of_a_pruned_file(tmp_path, capsys, pruned, storage):
     sentence = "training changes them; masks='keep' keeps them zero"
     with pytest.warns(TrainingHint, match=sentence):
         onnxtrain.Trainer(path, loss="cross_entropy")
-    sklearn = pytest.importorskip("onnxtrain.sklearn")
+    sklearn = pytest.importorskip("onnxtrain.interop.sklearn")
     with pytest.warns(TrainingHint, match=sentence):
         sklearn.OnnxClassifier(str(path), epochs=1).fit(X, Y)
     np.savez(tmp_path / "train.npz", input=X, label=Y)

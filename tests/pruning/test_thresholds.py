@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxtrain.pruning.thresholds import Form, cubic, magnitude_cut, random_cut, search
+from onnxtrain.plugins.pruning.thresholds import Form, cubic, magnitude_cut, random_cut, search
 
 WEIGHTS = {"a": np.array([[4.0, -3.0], [0.5, 0.0]]), "b": np.array([[2.0, 1.0, -0.1, 0.2, -0.3, 0.4]])}
 

@@ -10,10 +10,10 @@ from onnx import numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.pruning.fresh import fresh_values
-from onnxtrain.weights.masks import matmul_weights
-from onnxtrain.weights.readers import LINEAR
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.parameters.masks import matmul_weights
+from onnxtrain.parameters.readers import LINEAR
+from onnxtrain.plugins.pruning.fresh import fresh_values
 
 # The operator that reads w, the shape of w, and whether it is a weight.
 READERS = {
@@ -106,7 +106,7 @@ def test_products_are_operators_of_their_domains():
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "lenet5_caffe", "lenet_300_100", "digits_cnn", "small_resnet"])
 def test_ordinary_models_keep_their_defaults(name):
-    build = getattr(onnxtrain.examples, name)
+    build = getattr(onnxtrain.training.examples, name)
     made = build((4, 8, 3)) if name == "mlp" else build()
     trainer = onnxtrain.Trainer(made, loss="softmax_cross_entropy", optimizer=onnxtrain.SSGD(0.01))
     assert trainer._sparsified == [name for name, array in trainer.parameters.items() if array.ndim >= 2]

@@ -69,8 +69,8 @@ class Subject:
 
     def _read(self, generator: random.Random, case: Path) -> None:
         from onnxtrain.data import TensorSpec, open_dataset
-        from onnxtrain.text import ChatData, ComparisonData
-        from onnxtrain.text.comparison_data import Comparisons
+        from onnxtrain.plugins.text import ChatData, ComparisonData
+        from onnxtrain.plugins.text.comparison_data import Comparisons
 
         os.link(self._shared / "tokenizer.json", case / "tokenizer.json")
         config = copy.deepcopy(CONFIG)

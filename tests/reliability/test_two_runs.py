@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 import onnxtrain
-from onnxtrain.callbacks import Callback
+from onnxtrain.training.callbacks import Callback
 
 LINE = ("--data", "train.npz", "--loss", "softmax_cross_entropy", "--threads", "1", "--batch-size", "10")
 LINE += ("--epochs", "3", "--checkpoint", "kept", "--checkpoint-every", "1", "--resume")

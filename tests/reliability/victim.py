@@ -52,9 +52,9 @@ def main() -> None:
     import safetensors.numpy  # noqa: F401
 
     import onnxtrain.cli.app
-    import onnxtrain.pruning.prune
-    import onnxtrain.trainer
+    import onnxtrain.plugins.pruning.prune
     import onnxtrain.training.checkpoints.checkpoint
+    import onnxtrain.training.trainer
 
     onnxtrain.cli.app.build()
     print("ready", flush=True)

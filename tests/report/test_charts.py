@@ -8,7 +8,7 @@ import xml.etree.ElementTree as Tree
 
 import pytest
 
-from onnxtrain.report.charts import (
+from onnxtrain.training.report.charts import (
     Scale,
     bar_chart,
     colours,
@@ -20,9 +20,9 @@ from onnxtrain.report.charts import (
     spans_orders,
     stacked,
 )
-from onnxtrain.report.page import page
-from onnxtrain.report.png import png
-from onnxtrain.report.record import Confusion, ParameterRow, Residuals, RunRecord, best_epoch
+from onnxtrain.training.report.page import page
+from onnxtrain.training.report.png import png
+from onnxtrain.training.report.record import Confusion, ParameterRow, Residuals, RunRecord, best_epoch
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROWS = [

@@ -7,8 +7,8 @@ import onnx
 
 import onnxtrain
 from onnxtrain import examples
-from onnxtrain.callbacks import History
-from onnxtrain.report.formatting import html_table, text_table
+from onnxtrain.errors.formatting import html_table, text_table
+from onnxtrain.training.callbacks import History
 
 
 def test_a_trainer_says_what_it_trains(tmp_path):

@@ -111,7 +111,7 @@ def stand_in(has_cuda, monkeypatch):
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", StandIn)
     monkeypatch.setattr("onnxtrain.runtime.device_states.device_of", lambda providers: None)
-    monkeypatch.setattr("onnxtrain.executor.device_of", lambda providers: None)
+    monkeypatch.setattr("onnxtrain.training.executor.device_of", lambda providers: None)
     return graphs
 
 

@@ -17,11 +17,11 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError, StepError
-from onnxtrain.examples import digits_cnn, mlp, small_resnet
 from onnxtrain.runtime import device_states, step
 from onnxtrain.runtime.device_states import DeviceStates
 from onnxtrain.runtime.options import Device, RuntimeOptions, choose, device_of
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.examples import digits_cnn, mlp, small_resnet
 
 
 class _Value(onnxruntime.OrtValue):

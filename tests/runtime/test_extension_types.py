@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from onnxtrain.graph.upstream.sessions import is_extension_type
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.workarounds.sessions import is_extension_type
 
 SPELT_OUT = [np.dtype(kind).newbyteorder("<") for kind in ("float16", "float32", "float64", "int64", "uint8", "bool")]
 

@@ -12,9 +12,9 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import StepError
-from onnxtrain.examples import digits_cnn, lenet5, mlp, small_resnet
-from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
+from onnxtrain.lowering.portable.fix_dimensions import fix_dimensions
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.examples import digits_cnn, lenet5, mlp, small_resnet
 from onnxtrain.training.provider_check import check_provider
 
 pytestmark = pytest.mark.skipif(

@@ -7,7 +7,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError, TrainingHint
-from onnxtrain.schedules import (
+from onnxtrain.training.schedules import (
     Constant,
     Cosine,
     Custom,
@@ -19,7 +19,7 @@ from onnxtrain.schedules import (
     parse_schedule,
     resolve_schedule,
 )
-from onnxtrain.schedules.choice import vanishing_hint
+from onnxtrain.training.schedules.choice import vanishing_hint
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.sparse import compile as compiling
+from onnxtrain.plugins.sparse import compile as compiling
 
 
 def make_every_layer_sparse(monkeypatch: pytest.MonkeyPatch) -> None:

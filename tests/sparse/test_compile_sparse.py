@@ -14,8 +14,8 @@ from pruned_models import make_every_layer_sparse, mlp, model_of, pruned, residu
 
 import onnxtrain
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.sparse import compile as compiling
-from onnxtrain.sparse.functions import CONV, LINEAR, TRANSPOSE
+from onnxtrain.plugins.sparse import compile as compiling
+from onnxtrain.plugins.sparse.functions import CONV, LINEAR, TRANSPOSE
 
 RNG = np.random.default_rng(1)
 

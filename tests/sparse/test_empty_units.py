@@ -9,9 +9,9 @@ from onnx import numpy_helper
 from pruned_models import model_of, run
 
 import onnxtrain
-from onnxtrain.sparse import compile as compiling
-from onnxtrain.sparse.empty_units import without_empty_units
-from onnxtrain.sparse.layers import LayerSearch
+from onnxtrain.plugins.sparse import compile as compiling
+from onnxtrain.plugins.sparse.empty_units import without_empty_units
+from onnxtrain.plugins.sparse.layers import LayerSearch
 
 CONSTANT, UNREAD = [1, 4, 6], [0, 4, 7]
 """Units of the first of two layers, without weights and without readers; 5 of 10 have an effect."""

@@ -11,7 +11,7 @@ import pytest
 from pruned_models import mlp, run
 
 import onnxtrain
-from onnxtrain.sparse import compile as compiling
+from onnxtrain.plugins.sparse import compile as compiling
 
 sys.path.append(str(Path(__file__).parents[2] / "ops"))
 

@@ -9,9 +9,9 @@ import pytest
 from pruned_models import model_of, pruned, run
 
 import onnxtrain
-from onnxtrain.sparse import compile as compiling
-from onnxtrain.sparse.functions import CONV, POOLED
-from onnxtrain.sparse.layers import attributes
+from onnxtrain.plugins.sparse import compile as compiling
+from onnxtrain.plugins.sparse.functions import CONV, POOLED
+from onnxtrain.plugins.sparse.layers import attributes
 
 RNG = np.random.default_rng(5)
 

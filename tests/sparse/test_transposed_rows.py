@@ -9,9 +9,9 @@ import pytest
 from pruned_models import make_every_layer_sparse, model_of, pruned, run
 
 import onnxtrain
-from onnxtrain.sparse import compile as compiling
-from onnxtrain.sparse.functions import LINEAR, TRANSPOSE
-from onnxtrain.sparse.layers import attributes
+from onnxtrain.plugins.sparse import compile as compiling
+from onnxtrain.plugins.sparse.functions import LINEAR, TRANSPOSE
+from onnxtrain.plugins.sparse.layers import attributes
 
 RNG = np.random.default_rng(5)
 

@@ -12,9 +12,9 @@ import onnxtrain
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.map_dataset import by_length
 from onnxtrain.errors import CheckpointError, DataError, OptionError, TrainingHint
-from onnxtrain.text import ChatData
-from onnxtrain.text.rows import Row
-from onnxtrain.text.tokenizer_files import ChatTokenizer
+from onnxtrain.plugins.text import ChatData
+from onnxtrain.plugins.text.rows import Row
+from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
 from text.chats import CHATS, ENDED, GENERATION, TEMPLATES, THINKING, language_model, tokenizer, write_rows
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")

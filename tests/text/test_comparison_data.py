@@ -19,8 +19,8 @@ from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.losses import LOSSES
 from onnxtrain.losses.groups import GroupLoss
-from onnxtrain.text import ChatData, ComparisonData
-from onnxtrain.text.comparison_data import FORMS, Comparisons
+from onnxtrain.plugins.text import ChatData, ComparisonData
+from onnxtrain.plugins.text.comparison_data import FORMS, Comparisons
 from text.chats import CHATS, language_model, tokenizer, write_rows
 
 pytest.importorskip("tokenizers", reason="tokenizers are not installed")

@@ -11,9 +11,9 @@ import pytest
 
 from onnxtrain.data.limited_process import LimitedProcess
 from onnxtrain.errors import DataError
-from onnxtrain.text import tokenizer_files
-from onnxtrain.text.rows import Row, in_blocks, read_rows
-from onnxtrain.text.tokenizer_files import ChatTokenizer
+from onnxtrain.plugins.text import tokenizer_files
+from onnxtrain.plugins.text.rows import Row, in_blocks, read_rows
+from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
 from text.chats import CHATS, tokenizer
 
 pytest.importorskip("tokenizers", reason="tokenizers are not installed")

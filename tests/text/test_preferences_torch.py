@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import onnxtrain
-from onnxtrain.text import ComparisonData
+from onnxtrain.plugins.text import ComparisonData
 from text.chats import tokenizer
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ import pytest
 import onnxtrain
 from onnxtrain.data import pack
 from onnxtrain.errors import CheckpointError, DataError
-from onnxtrain.text import ChatData, ComparisonData
+from onnxtrain.plugins.text import ChatData, ComparisonData
 from text.chats import CHATS, language_model, tokenizer
 
 pytest.importorskip("tokenizers", reason="tokenizers are not installed")

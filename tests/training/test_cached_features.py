@@ -11,9 +11,9 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.executor import Executor
-from onnxtrain.features import divide
 from onnxtrain.runtime.step import StepSession
+from onnxtrain.training.executor import Executor
+from onnxtrain.training.features import divide
 from onnxtrain.training.inference import cached_features
 
 RNG = np.random.default_rng(0)

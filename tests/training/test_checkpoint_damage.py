@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from test_trainer import data, trainer, weights
 
-from onnxtrain.callbacks import EarlyStopping
 from onnxtrain.errors import CheckpointError, DataError, OptionError
+from onnxtrain.training.callbacks import EarlyStopping
 from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
 from zoo.arrays import assert_same
 

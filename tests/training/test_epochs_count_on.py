@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from onnxtrain.callbacks import Callback
 from onnxtrain.errors import NumericalError, OptionError
-from onnxtrain.sklearn import OnnxClassifier, OnnxRegressor
+from onnxtrain.interop.sklearn import OnnxClassifier, OnnxRegressor
+from onnxtrain.training.callbacks import Callback
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 6)).astype(np.float32)

@@ -14,9 +14,9 @@ import pytest
 from test_trainer import data, mlp, trainer, weights
 
 import onnxtrain
-from onnxtrain.callbacks import Callback, EarlyStopping
 from onnxtrain.errors import CheckpointError, NumericalError, OptionError
-from onnxtrain.trainer import Trainer
+from onnxtrain.training.callbacks import Callback, EarlyStopping
+from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same
 
 SETTINGS = {"batch_size": 8, "schedule": "cosine", "metrics": ["accuracy"]}

@@ -8,13 +8,13 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.callbacks import Callback
 from onnxtrain.errors import DataError
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.losses import CustomLoss, SoftmaxCrossEntropy
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
-from onnxtrain.trainer import Trainer
+from onnxtrain.training.callbacks import Callback
 from onnxtrain.training.inference.forward import evaluate, predict
+from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same
 
 FIXED, EXAMPLES = 4, 30

@@ -9,9 +9,9 @@ import pytest
 from test_trainer import data, trainer, weights
 
 import onnxtrain
-from onnxtrain.callbacks import Callback, CsvLogger
 from onnxtrain.errors import OptionError
-from onnxtrain.schedules import Cosine, Step
+from onnxtrain.training.callbacks import Callback, CsvLogger
+from onnxtrain.training.schedules import Cosine, Step
 from zoo.arrays import assert_same
 
 FIT = {"epochs": 2, "batch_size": 8}  # six steps

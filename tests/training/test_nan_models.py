@@ -7,9 +7,9 @@ import pytest
 
 import onnxtrain
 from onnxtrain import Lora, examples
-from onnxtrain.callbacks import EarlyStopping, SaveBest
 from onnxtrain.data.conversion import all_finite
 from onnxtrain.errors import DataError, NumericalError
+from onnxtrain.training.callbacks import EarlyStopping, SaveBest
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 LABELS = np.arange(40) % 3

@@ -10,9 +10,9 @@ import pytest
 import onnxtrain
 from faulty_provider import add_faulty_provider
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.examples import digits_cnn, mlp, small_transformer
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training import provider_check
+from onnxtrain.training.examples import digits_cnn, mlp, small_transformer
 from onnxtrain.training.provider_check import check_provider, difference
 
 HERE = RuntimeOptions(threads=1, kernels=False)

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from onnxtrain.callbacks import report
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.report.history_charts import measured
+from onnxtrain.training.callbacks import report
+from onnxtrain.training.report.history_charts import measured
 
 ROWS = [{"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "val_loss": 2.5 / e} for e in range(1, 7)]
 MEASURED = [row | {"val_accuracy": 0.1 * (row["epoch"] - 1)} for row in ROWS]

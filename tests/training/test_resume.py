@@ -11,11 +11,11 @@ from onnx import numpy_helper
 from test_trainer import data, mlp, trainer, weights
 
 import onnxtrain
-from onnxtrain.callbacks import Callback, EarlyStopping
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.losses import CustomLoss, Huber, SoftmaxCrossEntropy
-from onnxtrain.schedules import Cosine, Linear
-from onnxtrain.trainer import Trainer
+from onnxtrain.training.callbacks import Callback, EarlyStopping
+from onnxtrain.training.schedules import Cosine, Linear
+from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same, copied
 
 FIT = {"epochs": 2, "batch_size": 8}

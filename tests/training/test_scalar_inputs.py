@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.errors import DataError, ModelError, OptionError
-from onnxtrain.trainer import Trainer
+from onnxtrain.training.trainer import Trainer
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(12, 4)).astype(np.float32)

@@ -25,8 +25,8 @@ from onnx import numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import BusyError, OptionError
+from onnxtrain.interop.sklearn import OnnxClassifier
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.sklearn import OnnxClassifier
 from onnxtrain.training.inference.evaluation import Evaluator
 
 WIDTH, OUT = 128, 64

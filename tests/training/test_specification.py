@@ -11,7 +11,13 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.cli.training_flags import Training
-from onnxtrain.config import (
+from onnxtrain.errors import ArgumentError, GradientError, OptionError
+from onnxtrain.lowering import lower as lowering
+from onnxtrain.lowering.training_info.build import build_entries
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.parameters.masks import Masks
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.training.config import (
     AdvancedOptions,
     ModelOptions,
     Options,
@@ -19,13 +25,7 @@ from onnxtrain.config import (
     choose_distributed,
     choose_precision,
 )
-from onnxtrain.errors import ArgumentError, GradientError, OptionError
-from onnxtrain.model_file.file import ModelFile
-from onnxtrain.passes import lower as lowering
-from onnxtrain.prepare import prepare
-from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.training_info.build import build_entries
-from onnxtrain.weights.masks import Masks
+from onnxtrain.training.prepare import prepare
 
 LOSS = "softmax_cross_entropy"
 OPTIONS = set(typing.get_type_hints(Options))

@@ -11,7 +11,7 @@ import onnxtrain
 from onnxtrain.errors import DataError, OptionError, StepError
 from onnxtrain.losses import SoftmaxCrossEntropy
 from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.trainer import Trainer
+from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same, copied
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxtrain
-from onnxtrain.weights.fixed_values import fixed_matrix
+from onnxtrain.parameters.fixed_values import fixed_matrix
 
 N = np.arange
 

@@ -8,10 +8,10 @@ import pytest
 
 import onnxtrain
 from onnxtrain import Group, examples, layer_decay
-from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import CheckpointError, OptionError
-from onnxtrain.prepare import prepare
-from onnxtrain.training_info.build import build_entries
+from onnxtrain.lowering.training_info.build import build_entries
+from onnxtrain.training.config import TrainingConfig
+from onnxtrain.training.prepare import prepare
 
 LOSS = "softmax_cross_entropy"
 SIZES = (4, 8, 6, 3)

@@ -11,7 +11,7 @@ from onnxtrain.cli import main
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import LAMB, OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 from onnxtrain.operators.sparsity import Sparsity
-from onnxtrain.weights.masks import choose_tensors
+from onnxtrain.parameters.masks import choose_tensors
 from zoo.arrays import assert_same, copied
 
 X = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float32)

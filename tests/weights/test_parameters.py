@@ -10,8 +10,8 @@ from onnx import helper, numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.weights.parameters import parameter_table
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.parameters.trainable import parameter_table
 
 HEADER = '<ir_version: 8, opset_import: ["": 18]>'
 

@@ -150,7 +150,7 @@ def test_tensors_equal_by_chance_are_not_copies():
 
 def test_only_similar_tensors_are_read(monkeypatch):
     """Distinguishing tensors reads a few elements of each; the test counts bytes."""
-    from onnxtrain.weights import ties
+    from onnxtrain.parameters import ties
 
     compared = []
     original = ties._are_equal

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain.reference import evaluator
+from onnxtrain.autodiff.evaluator import evaluator
 from workarounds.shown import model, shows
 
 X = np.asarray([[0.5, -1.25, 2.0], [3.0, 0.75, -0.375]])

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx import ModelProto, numpy_helper, parser
 from onnx_ir.passes import common
 
-from onnxtrain.ir.bounded_inference import hide_computed_slices
+from onnxtrain.graph.bounded_inference import hide_computed_slices
 from peak_memory import PEAK
 from workarounds.shown import model, run_python, session, shows
 

@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto, TensorProto, parser
 
 import onnxtrain
-from onnxtrain.workarounds import sessions
+from onnxtrain.graph.upstream import sessions
 from workarounds.shown import fails, model, run_python, session, shows
 
 
@@ -234,7 +234,7 @@ from pathlib import Path
 import numpy as np, onnxruntime
 from onnx import TensorProto, parser
 import onnx_ir  # in the test only
-from onnxtrain.workarounds.sessions import share_initializers  # in the test only
+from onnxtrain.graph.upstream.sessions import share_initializers  # in the test only
 
 def anonymous():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -14,11 +14,11 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain.errors import StepError
-from onnxtrain.ir.limits import has_body_in_branches
+from onnxtrain.graph.limits import has_body_in_branches
+from onnxtrain.graph.upstream import sessions
+from onnxtrain.graph.upstream.book import BOOK, Workaround
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
-from onnxtrain.workarounds import sessions
-from onnxtrain.workarounds.book import BOOK, Workaround
 from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime  # noqa: F401 - they fill the registry
 from workarounds.bugs_of_onnxruntime import DEEP_SCAN
 from workarounds.shown import SHOWN, model
@@ -90,7 +90,7 @@ def test_the_book_is_complete() -> None:
             assert text.endswith(".")
         for file in entry.where:
             text = " ".join((SOURCES / file).read_text(encoding="utf-8").split())
-            assert entry.name in text or "onnxtrain.workarounds" in text, f"{file} does not name {entry.name!r}"
+            assert entry.name in text or "onnxtrain.graph.upstream" in text, f"{file} does not name {entry.name!r}"
     for file in SOURCES.rglob("*.py"):
         for name in re.findall(r"\(workarounds: ([^).]+)\)", " ".join(file.read_text(encoding="utf-8").split())):
             for one in name.split(", "):

@@ -53,7 +53,7 @@ def check_packing(model, words, *, rtol=2e-6, atol=1e-6, **options):
 
 def mixed_loss(model, words, monkeypatch, **options):
     """Return the first loss of packed rows whose documents are not kept apart."""
-    monkeypatch.setattr("onnxtrain.objective.numbers_documents", lambda graph: False)
+    monkeypatch.setattr("onnxtrain.training.objective.numbers_documents", lambda graph: False)
     monkeypatch.setattr("onnxtrain.data.packing._form", lambda spec: lambda mask: mask[:, 0].any(1).astype(np.int64))
     rows = pack(documents(words), LENGTH)
     trainer = onnxtrain.Trainer(model, loss="next_token", output="logits", optimizer="sgd(lr=0.1)", **options)

@@ -17,7 +17,7 @@ from onnxtrain.errors import DataError, TrainingHint
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import newest_opset
 from onnxtrain.training.advice.doctor import Severity, diagnose
-from onnxtrain.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
 
 NAMES = [f"past_key_values.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
 

@@ -3,7 +3,7 @@
 from sklearn.datasets import load_digits
 
 import onnxtrain
-from onnxtrain.callbacks import EarlyStopping
+from onnxtrain.training.callbacks import EarlyStopping
 
 x, y = load_digits(return_X_y=True)
 model = onnxtrain.examples.mlp((64, 128, 10))

@@ -6,7 +6,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import onnxtrain
-from onnxtrain.sklearn import OnnxClassifier
+from onnxtrain.interop.sklearn import OnnxClassifier
 
 x, y = load_iris(return_X_y=True)
 classifier = OnnxClassifier(onnxtrain.examples.mlp((4, 16, 3)), batch_size=32, random_state=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flwr.serverapp.strategy import FedAvg
 
-import onnxtrain.flower
+import onnxtrain.interop.flower
 
 folder = Path(os.environ["FEDERATION"])
 rounds = int(os.environ.get("ROUNDS", "6"))

@@ -20,10 +20,10 @@ from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
 from onnxtrain.adapters.packing import in_checkpoint
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
-from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.training.working_copy.adaptation import Adapted
 
 
 @dataclass(frozen=True)

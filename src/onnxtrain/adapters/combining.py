@@ -23,9 +23,9 @@ from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.packing import in_checkpoint
 from onnxtrain.adapters.validity import checked
 from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.spelling import checks_arguments
 
 Combination = Literal["cat", "svd", "linear"]
 COMBINATIONS: tuple[Combination, ...] = ("cat", "svd", "linear")

@@ -23,10 +23,10 @@ from onnxtrain.adapters.packing import in_checkpoint
 from onnxtrain.adapters.rewriting import with_adapters
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.spelling import checks_arguments
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 AdapterPath = str | os.PathLike[str]

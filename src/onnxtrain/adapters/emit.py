@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.autodiff.rules.no_gradient import stopped
-from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.value import Value
+from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.value import Value
 
 _INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
 """Operators that add a bias themselves, with the index of the bias input."""

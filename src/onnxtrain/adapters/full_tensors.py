@@ -21,10 +21,10 @@ from onnxtrain.adapters.merging import initializers_of
 from onnxtrain.adapters.peft import COUNTER, WRAPPED
 from onnxtrain.adapters.values import evaluate
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.domains import REPLACED_WEIGHT
-from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.weights.names import NameOrigin, module_of, module_paths, origin_of
-from onnxtrain.weights.readers import NORMALIZATIONS, read_through_identity
+from onnxtrain.graph.domains import REPLACED_WEIGHT
+from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.parameters.names import NameOrigin, module_of, module_paths, origin_of
+from onnxtrain.parameters.readers import NORMALIZATIONS, read_through_identity
 
 _BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
 

@@ -15,7 +15,7 @@ from onnxtrain.adapters.layers import Layer, LayerPart, Part, find_layers
 from onnxtrain.adapters.merging import is_quantized
 from onnxtrain.adapters.values import columns_of, matrix
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 
 Init = Literal["kaiming", "gaussian", "pissa", "loftq"]

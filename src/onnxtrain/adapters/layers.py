@@ -10,10 +10,10 @@ import onnx_ir as ir
 from onnxtrain.adapters.architectures import in_checkpoints
 from onnxtrain.adapters.names import layer_names, matches, name_of_node
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.patterns import no_match
-from onnxtrain.weights.readers import Functions, chooses_one
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.patterns import no_match
+from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.parameters.readers import Functions, chooses_one
 
 ALL_LINEAR = "all-linear"
 """Target that selects all linear layers except the output layer, as in PEFT."""

@@ -33,14 +33,14 @@ from onnxtrain.adapters.merging import is_quantized
 from onnxtrain.adapters.names import matches
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.value import Value
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.patterns import no_match
+from onnxtrain.graph.value import Value
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.patterns import no_match
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.weights.readers import is_statistic, read_through_identity
-from onnxtrain.working_copy.adaptation import Adaptation
-from onnxtrain.working_copy.training_modes import seed_of_node
+from onnxtrain.parameters.readers import is_statistic, read_through_identity
+from onnxtrain.training.working_copy.adaptation import Adaptation
+from onnxtrain.training.working_copy.training_modes import seed_of_node
 
 _RANK = 8
 """The default rank."""
@@ -154,7 +154,7 @@ class Lora(Adaptation):
         return self.dropout > 0
 
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Attached:
-        """Add adapters to a working copy; see :class:`~onnxtrain.working_copy.adaptation.Adaptation`."""
+        """Add adapters to a working copy; see :class:`~onnxtrain.training.working_copy.adaptation.Adaptation`."""
         graph = model.graph
         layers = find_layers(model)
         given = self._given(graph, layers, file)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxtrain import patterns
 from onnxtrain.adapters.architectures import in_checkpoints
-from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
-from onnxtrain.weights.readers import Functions
+from onnxtrain.graph import patterns
+from onnxtrain.parameters.names import NameOrigin, module_paths, node_names, origin_of
+from onnxtrain.parameters.readers import Functions
 
 _OPERATOR = r"(MatMul|MatMulNBits|Gemm|Conv|Gather)"
 _WEIGHT = re.compile(rf"([./]{_OPERATOR}\w*)?[./](q?weight|kernel|embeddings?|W)(_\w+)?(:0)?$")

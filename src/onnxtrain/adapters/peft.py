@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain._internal import ignored_warnings
 from onnxtrain.adapters.adapter import Adapter, Array, Entry, integral
 from onnxtrain.adapters.checkpoint import Checkpoint
 from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in, text_in
 from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
+from onnxtrain.errors._internal import ignored_warnings
 from onnxtrain.model_file.small_files import read_json
 from onnxtrain.model_file.writing import AtomicFiles
 

@@ -14,9 +14,9 @@ from onnxtrain.adapters.fitting import name_of
 from onnxtrain.adapters.layers import Layer, Part, find_layers
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import Value
+from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import Value
 from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.file import ModelFile
 

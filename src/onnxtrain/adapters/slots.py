@@ -19,11 +19,11 @@ from onnxtrain.adapters.manifest import check_base
 from onnxtrain.adapters.rewriting import rewritten
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.value import Value
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.value import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.spelling import checks_arguments
 
 RANK = "lora_rank"
 """Prefix of the symbolic rank dimension of A and B; every slot has its own."""

@@ -7,10 +7,10 @@ import onnx_ir as ir
 from onnxtrain.autodiff.masked_softmax import read_replacements
 from onnxtrain.autodiff.node import describe
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.clone import Values, clone_nodes, subgraphs
-from onnxtrain.ir.passes import RANDOM, remove_dead_nodes
-from onnxtrain.ir.value import constant_tensor
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import Values, clone_nodes, subgraphs
+from onnxtrain.graph.passes import RANDOM, remove_dead_nodes
+from onnxtrain.graph.value import constant_tensor
 
 
 def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:

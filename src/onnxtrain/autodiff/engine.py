@@ -19,10 +19,10 @@ from onnxtrain.autodiff.missing import missing_rules_message
 from onnxtrain.autodiff.node import Node, Seeds, describe, too_large
 from onnxtrain.autodiff.path import Forward, Route, is_number
 from onnxtrain.errors import GradientError, OnnxTrainError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.clone import captured_values
-from onnxtrain.ir.limits import TooLargeError
-from onnxtrain.ir.value import is_float
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.limits import TooLargeError
+from onnxtrain.graph.value import is_float
 
 
 @dataclass(eq=False)

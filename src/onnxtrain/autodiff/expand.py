@@ -16,13 +16,13 @@ from onnxtrain.autodiff.node import Node, too_large
 from onnxtrain.autodiff.path import Forward, Route, may_carry, values_read
 from onnxtrain.autodiff.registry import Body, find_registered_body
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Builder
-from onnxtrain.ir.clone import Values, captured_values, clone_nodes, subgraphs
-from onnxtrain.ir.domains import is_default_domain
-from onnxtrain.ir.inference import infer_outputs, keeps_type
-from onnxtrain.ir.limits import TooLargeError
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.graph import Builder
+from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs
+from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.graph.inference import infer_outputs, keeps_type
+from onnxtrain.graph.limits import TooLargeError
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import dimensions, is_float
 
 
 def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> tuple[list[ir.Node], list[ir.Node]]:

@@ -1,8 +1,8 @@
 """Fused operators of this project's own domain that gradient rules emit: one node instead of many standard ones.
 
-Each has a body in standard operators. The pass :mod:`~onnxtrain.passes.kernels.resolve_fused` keeps the node in a graph
-for a session with native kernels, and replaces it by the body in a graph for any runtime. Rules, second derivatives and
-all earlier passes see the node.
+Each has a body in standard operators. The pass :mod:`~onnxtrain.lowering.kernels.resolve_fused` keeps the node in a
+graph for a session with native kernels, and replaces it by the body in a graph for any runtime. Rules, second
+derivatives and all earlier passes see the node.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Body, register_body
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.value import is_float
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.value import is_float
 
 VERSION = 1
 """Version of the domain ``onnxtrain``."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 from onnx import defs
 
-from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.graph.domains import is_default_domain
 
 _WHOLE = frozenset({"tensor(int64)", "tensor(int32)", "tensor(uint64)", "tensor(uint32)", "tensor(bool)"})
 """Types of indices, sizes, axes and conditions; an input that allows quantized or floating-point types is not one."""

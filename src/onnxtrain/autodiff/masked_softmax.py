@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.value import constant_tensor
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.value import constant_tensor
 
 
 def read_replacements(op: Builder) -> list[ir.Node]:

@@ -10,7 +10,7 @@ from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import expand_functions
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward, Route, values_read
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
 
 GPU_ONLY = frozenset(
     {"PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "RestorePadding", "RelativePositionBias"}

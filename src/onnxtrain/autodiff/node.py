@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.limits import TooLargeError
-from onnxtrain.ir.value import Dimension
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import TooLargeError
+from onnxtrain.graph.value import Dimension
 
 Seeds = Sequence[tuple[ir.Value, ir.Value]]
 """Pairs of a value and the gradient of the final objective with respect to it."""

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.indices import gives_index, reads_index
-from onnxtrain.ir.clone import captured_values
-from onnxtrain.ir.value import is_float
+from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.value import is_float
 
 
 class Route(NamedTuple):

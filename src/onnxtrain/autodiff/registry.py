@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Value
-from onnxtrain.ir.rule_registry import NEWEST, RuleRegistry, canonical
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Value
+from onnxtrain.graph.rule_registry import NEWEST, RuleRegistry, canonical
 
 Gradients = Sequence[Value | None] | Value | None
 """The result of a rule: one gradient or ``None`` per input; a bare value is the first input's gradient."""

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.bodies import copy_body, input_like, new_input
 from onnxtrain.autodiff.node import Node
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.clone import Values, captured_values
-from onnxtrain.ir.inference import keeps_shape
-from onnxtrain.ir.passes import remove_dead_nodes
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import Values, captured_values
+from onnxtrain.graph.inference import keeps_shape
+from onnxtrain.graph.passes import remove_dead_nodes
 
 
 class Carried(NamedTuple):

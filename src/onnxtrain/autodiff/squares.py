@@ -10,7 +10,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from onnxtrain.ir.value import behind, constant_number, constant_tensor
+from onnxtrain.graph.value import behind, constant_number, constant_tensor
 
 _SAME: Final = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand"})
 

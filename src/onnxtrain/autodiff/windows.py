@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.limits import check_positions
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import check_positions
 
 END = np.iinfo(np.int64).max
 """An end of a slice beyond every axis."""

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, SWITCH
 from onnxtrain.errors import OptionError
-from onnxtrain.report.formatting import count
+from onnxtrain.errors.formatting import count
 
 HELP = "Merge adapters into a model, convert, add or inspect them, or give a model slots for them."
 

@@ -21,8 +21,8 @@ from onnxtrain.cli.messages import in_flags, notices, usage
 from onnxtrain.cli.process import INTERRUPTED, interrupted, interruption_sentence, quiet_streams
 from onnxtrain.cli.terminal import console
 from onnxtrain.errors import OnnxTrainError, OptionError, ParallelError
+from onnxtrain.errors.escaping import visible
 from onnxtrain.model_file.writing import forget_written
-from onnxtrain.report.escaping import visible
 
 COMMANDS = (
     *("fit", "prune", "evaluate", "predict", "inspect", "doctor", "check", "adapter", "quantize", "sparsify"),

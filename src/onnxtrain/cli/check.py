@@ -64,8 +64,8 @@ def command(
 ) -> int:
     """Run ``onnxtrain check``."""
     from onnxtrain.runtime.options import RuntimeOptions
-    from onnxtrain.trainer import Trainer
     from onnxtrain.training.provider_check import check_provider
+    from onnxtrain.training.trainer import Trainer
 
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
     RuntimeOptions(providers=[provider]).provider_list()  # before the model is read

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from onnxtrain.cli import flags, terminal
 from onnxtrain.cli.process import unattended
-from onnxtrain.report.formatting import duration
+from onnxtrain.errors.formatting import duration
 
 HELP = "Build a convolutional network as ONNX, train it on handwritten digits, check the file: under a minute."
 
@@ -32,10 +32,10 @@ def command(
     debug: flags.Debug = False,
 ) -> int:
     """Run ``onnxtrain demo``."""
-    from onnxtrain import demo
     from onnxtrain.cli.progress import Progress
-    from onnxtrain.examples import digits_cnn
     from onnxtrain.model_file.file import ModelFile
+    from onnxtrain.training import demo
+    from onnxtrain.training.examples import digits_cnn
 
     began = time.perf_counter()
     console = terminal.console()

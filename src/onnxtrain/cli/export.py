@@ -18,10 +18,10 @@ from onnxtrain.cli.loss_flags import LossFlags
 from onnxtrain.cli.optimizer_flags import OptimizerSettings
 from onnxtrain.cli.training_flags import Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
-from onnxtrain.config import Precision, choose_precision
 from onnxtrain.errors import OptionError
-from onnxtrain.passes.portable.provider_bodies import Portable
-from onnxtrain.report.formatting import plural
+from onnxtrain.errors.formatting import plural
+from onnxtrain.lowering.portable.provider_bodies import Portable
+from onnxtrain.training.config import Precision, choose_precision
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
@@ -171,9 +171,9 @@ def command(
 ) -> None:
     """Run ``onnxtrain export``."""
     import onnxtrain
+    from onnxtrain.lowering.portable.fix_dimensions import fix_dimensions
     from onnxtrain.model_file.file import ModelFile
     from onnxtrain.model_file.writing import check_writable
-    from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
 
     files = written.paths(tie=training.tie, precision=choose_precision(training.precision))
     paths.check_paths(
@@ -232,14 +232,14 @@ def command(
 
 
 def _is_step(model: ModelProto) -> bool:
-    from onnxtrain.passes.description import STEP_KEY
+    from onnxtrain.lowering.description import STEP_KEY
 
     return any(entry.key == STEP_KEY for entry in model.metadata_props)
 
 
 def _ports(step: ModelProto) -> dict[str, str]:
     """Describe the inputs and outputs of a step graph."""
-    from onnxtrain.passes.description import STATES_KEY
+    from onnxtrain.lowering.description import STATES_KEY
 
     states = json.loads(next(item.value for item in step.metadata_props if item.key == STATES_KEY))
     feeds = [value.name for value in step.graph.input if value.name not in states]
@@ -255,7 +255,7 @@ def _states(proto: ModelProto, folder: Path | None) -> bytes:
     from onnx import numpy_helper
     from safetensors.numpy import save
 
-    from onnxtrain.training_info.read import state_tensors
+    from onnxtrain.lowering.training_info.read import state_tensors
 
     base = "" if folder is None else str(folder)
     return save({name: numpy_helper.to_array(tensor, base) for name, tensor in state_tensors(proto).items()})
@@ -275,7 +275,7 @@ def _describe(console: Console, step: ModelProto) -> None:
         ModelError: The model is not a step graph.
     """
     from onnxtrain.autodiff.options import read_texts
-    from onnxtrain.passes.description import IN_PLACE_KEY, Description, read_states
+    from onnxtrain.lowering.description import IN_PLACE_KEY, Description, read_states
 
     metadata = {entry.key: entry.value for entry in step.metadata_props}
     found = Description.read(metadata)

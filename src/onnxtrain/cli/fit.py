@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import ModelProto
 
-    from onnxtrain.callbacks import Callback
-    from onnxtrain.callbacks.progress import Progress as ProgressCallback
-    from onnxtrain.trainer import Trainer
+    from onnxtrain.training.callbacks import Callback
+    from onnxtrain.training.callbacks.progress import Progress as ProgressCallback
     from onnxtrain.training.run_folder import RunFolder
+    from onnxtrain.training.trainer import Trainer
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
 
@@ -186,7 +186,7 @@ class SampleFlags:
                 if value is not None:
                     raise OptionError(f"{flag} is for samples of text; give a prompt: --sample 'Who are you?'.")
             return []
-        from onnxtrain.callbacks.samples import Samples
+        from onnxtrain.training.callbacks.samples import Samples
 
         return [
             Samples(
@@ -221,7 +221,7 @@ class LoggerFlags:
         Raises:
             OptionError: A package is not installed.
         """
-        from onnxtrain.callbacks.loggers import needs
+        from onnxtrain.training.callbacks.loggers import needs
 
         for name in ("tensorboard", "mlflow", "wandb"):
             if getattr(self, name):
@@ -298,13 +298,13 @@ def command(
     """Run ``onnxtrain fit``."""
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
-    from onnxtrain.config import Distributed
     from onnxtrain.data.data_names import names_of_inputs
     from onnxtrain.model_file.file import find_model
     from onnxtrain.model_file.hub import is_on_hub
     from onnxtrain.model_file.rescue import current_folder
     from onnxtrain.model_file.writing import only_warns
-    from onnxtrain.trainer import Trainer
+    from onnxtrain.training.config import Distributed
+    from onnxtrain.training.trainer import Trainer
 
     if distributed.processes is not None or distributed.restarts:
         return distributed.launch(loop.checkpoint)
@@ -443,15 +443,15 @@ def _with_head(model: Path, classes: int | None, output: str | None, seed: int) 
     """Return the model to train: the given one, or with a new head."""
     if classes is None:
         return model
-    from onnxtrain.edit.head import replace_head
+    from onnxtrain.editing.head import replace_head
 
     return replace_head(model, classes, output=output, seed=seed)
 
 
 def _new_weights(start: ModelProto, model: Path) -> list[str]:
     """Return patterns of the initializers of a new head."""
+    from onnxtrain.graph.patterns import escape
     from onnxtrain.model_file.file import ModelFile
-    from onnxtrain.patterns import escape
 
     before = set(ModelFile.load(model).names())
     return [escape(tensor.name) for tensor in start.graph.initializer if tensor.name not in before]
@@ -469,8 +469,8 @@ def _check_paths(
 ) -> None:
     """Check before the training what would fail after it."""
     from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
-    from onnxtrain.callbacks.report import check_curve
     from onnxtrain.model_file.writing import check_writable
+    from onnxtrain.training.callbacks.report import check_curve
 
     if not root:  # only rank 0 writes
         return
@@ -522,7 +522,7 @@ def _check_output(trainer: Trainer, output: Path) -> None:
 
 
 def _early_stopping(loop: LoopFlags) -> list[Callback]:
-    from onnxtrain.callbacks import EarlyStopping
+    from onnxtrain.training.callbacks import EarlyStopping
 
     return [] if loop.early_stopping is None else [EarlyStopping(patience=loop.early_stopping)]
 
@@ -568,7 +568,7 @@ def _sample_weight(given: str | None) -> np.ndarray | str | None:
 @contextlib.contextmanager
 def _interruptible(trainer: Trainer, output: Path, base: Path | None, start: Path) -> Iterator[None]:
     """Save the model so far beside the output after Ctrl-C, unless there is a checkpoint of it."""
-    from onnxtrain.loop import KEPT
+    from onnxtrain.training.loop import KEPT
 
     try:
         yield

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from onnxtrain.config import TrainingConfig
+from onnxtrain.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from onnxtrain.runtime.options import RuntimeOptions

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
-from onnxtrain.report.formatting import plural
+from onnxtrain.errors.formatting import plural
 
 HELP = "Write a model with weights that a browser or another program has trained."
 

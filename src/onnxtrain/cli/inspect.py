@@ -12,7 +12,7 @@ from rich.console import Console
 
 from onnxtrain.cli import flags, terminal
 from onnxtrain.cli.messages import in_flags
-from onnxtrain.report.formatting import count
+from onnxtrain.errors.formatting import count
 
 if TYPE_CHECKING:
     from onnxtrain.training.advice.inspection import Inspection

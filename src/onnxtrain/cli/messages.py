@@ -23,8 +23,8 @@ from cyclopts import Argument, CycloptsError, MissingArgumentError, UnknownOptio
 
 import onnxtrain
 from onnxtrain.errors import TrainingHint
-from onnxtrain.report.escaping import visible
-from onnxtrain.spelling import nearest
+from onnxtrain.errors.escaping import visible
+from onnxtrain.errors.spelling import nearest
 
 _PACKAGE = str(Path(onnxtrain.__file__).parent) + os.sep
 
@@ -95,9 +95,9 @@ def _explained(argument: Argument) -> str:
 def _argument_names() -> set[str]:
     from onnxtrain.cli.loss_flags import LossFlags
     from onnxtrain.cli.reader_flags import ReaderFlags
-    from onnxtrain.config import AdvancedOptions
-    from onnxtrain.pruning.prune import prune
-    from onnxtrain.trainer import Trainer
+    from onnxtrain.plugins.pruning.prune import prune
+    from onnxtrain.training.config import AdvancedOptions
+    from onnxtrain.training.trainer import Trainer
 
     functions = (Trainer, Trainer.fit, prune)
     names = {name for function in functions for name in inspect.signature(function).parameters} - {"self", "y"}

@@ -13,7 +13,7 @@ from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.reader_flags import ReaderFlags
 from onnxtrain.errors import OptionError
-from onnxtrain.report.formatting import count
+from onnxtrain.errors.formatting import count
 
 HELP = "Write the outputs of a model for data; a target in the data is ignored."
 

@@ -72,7 +72,7 @@ def listening(*, whole_process: bool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    from onnxtrain.start import end_early, interrupt
+    from onnxtrain.errors.start import end_early, interrupt
 
     before = signal.getsignal(signal.SIGINT)
     ours = before in (end_early, signal.default_int_handler)

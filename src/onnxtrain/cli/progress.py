@@ -10,14 +10,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from onnxtrain.callbacks import EarlyStopping, TrainingState, progress
 from onnxtrain.cli import terminal
 from onnxtrain.cli.messages import in_flags
-from onnxtrain.report.formatting import count, duration, number, plural
-from onnxtrain.report.record import words
+from onnxtrain.errors.formatting import count, duration, number, plural
+from onnxtrain.training.callbacks import EarlyStopping, TrainingState, progress
+from onnxtrain.training.report.record import words
 
 if TYPE_CHECKING:
-    from onnxtrain.trainer import Trainer
+    from onnxtrain.training.trainer import Trainer
 
 
 class Progress(progress.Progress):
@@ -72,8 +72,8 @@ class Progress(progress.Progress):
 
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
         """Write the training curve, or print it where a PNG needs matplotlib and it is missing."""
-        from onnxtrain.callbacks.report import MISSING, save_curve, text_curve
-        from onnxtrain.report.png import matplotlib_available
+        from onnxtrain.training.callbacks.report import MISSING, save_curve, text_curve
+        from onnxtrain.training.report.png import matplotlib_available
 
         if path.suffix == ".svg" or matplotlib_available():
             save_curve(rows, path, title=title)

@@ -23,7 +23,7 @@ from onnxtrain.cli.training_flags import Training
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from onnxtrain.callbacks.progress import Display
+    from onnxtrain.training.callbacks.progress import Display
 
 HELP = "Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."
 
@@ -197,8 +197,8 @@ def command(
     """Run ``onnxtrain prune``."""
     given = dict(locals())
     from onnxtrain.model_file.writing import only_warns
-    from onnxtrain.pruning.prune import prune
-    from onnxtrain.pruning.recipe import choose_optimizer
+    from onnxtrain.plugins.pruning.prune import prune
+    from onnxtrain.plugins.pruning.recipe import choose_optimizer
 
     console, default = terminal.console(), choose_optimizer(pruning.sparsity)
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
@@ -256,6 +256,6 @@ def _write_config(path: Path, given: Mapping[str, Any]) -> None:
 
 def _display(console: Console) -> Display:
     """Return a progress bar for a terminal, below the lines of epochs and cuts; elsewhere the lines alone."""
-    from onnxtrain.callbacks.progress import Bar, Lines
+    from onnxtrain.training.callbacks.progress import Bar, Lines
 
     return Bar(console) if console.is_terminal else Lines(lambda line: terminal.lines(console, line))

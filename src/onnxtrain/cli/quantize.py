@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Run ``onnxtrain quantize``."""
     from onnxtrain.data.data_names import read_names, write_names
+    from onnxtrain.editing.quantize import quantize
     from onnxtrain.model_file.file import ModelFile
-    from onnxtrain.training.quantize import quantize
 
     paths.check_paths(
         {

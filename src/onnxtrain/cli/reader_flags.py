@@ -87,8 +87,8 @@ class ReaderFlags:
         from onnxtrain.data.csv_file import CSV_SUFFIXES
         from onnxtrain.data.images import is_image_folder
         from onnxtrain.data.tar_file import is_tar
-        from onnxtrain.text import ChatData, ComparisonData
-        from onnxtrain.text.rows import holds_texts, is_json_lines
+        from onnxtrain.plugins.text import ChatData, ComparisonData
+        from onnxtrain.plugins.text.rows import holds_texts, is_json_lines
 
         image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}
         compared = _compares_rows(loss) and holds_texts(path)
@@ -142,10 +142,10 @@ class ReaderFlags:
 
 def _compares_rows(loss: str | None) -> bool:
     """Return whether a loss, as given, compares rows of texts."""
-    from onnxtrain.call_text import name_of
+    from onnxtrain.errors.spelling import ALIASES
     from onnxtrain.losses import LOSSES
     from onnxtrain.losses.groups import GroupLoss
-    from onnxtrain.spelling import ALIASES
+    from onnxtrain.operators.call_text import name_of
 
     found = LOSSES.get(ALIASES.get(name_of(loss), name_of(loss)))
     return found is not None and issubclass(found, GroupLoss)

@@ -10,8 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, terminal
-from onnxtrain.report.formatting import count, duration, number
-from onnxtrain.report.record import words
+from onnxtrain.errors.formatting import count, duration, number
+from onnxtrain.training.report.record import words
 
 HELP = "Compare runs: their best values, and the settings in which they differ."
 
@@ -33,7 +33,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain runs``."""
-    from onnxtrain.report.runs import differences, read_runs
+    from onnxtrain.training.report.runs import differences, read_runs
 
     runs = read_runs(folders)
     differ = differences(runs)

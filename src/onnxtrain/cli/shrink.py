@@ -35,8 +35,8 @@ def command(
 ) -> None:
     """Run ``onnxtrain shrink``."""
     from onnxtrain.data.data_names import read_names, write_names
-    from onnxtrain.edit.shrink import shrink
     from onnxtrain.model_file.file import ModelFile
+    from onnxtrain.plugins.structures.shrink import shrink
 
     paths.check_paths(
         {paths.MODEL: paths.model(model), "--output": paths.output(output, is_model=True)}, in_place=False

@@ -46,7 +46,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain sparsify``."""
-    from onnxtrain.sparse.compile import compile_sparse
+    from onnxtrain.plugins.sparse.compile import compile_sparse
 
     paths.check_paths({paths.MODEL: paths.model(model), "--output": paths.output(output, is_model=True)})
     result = compile_sparse(model, output, sizes=sizes_of(static))

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from onnxtrain.report.escaping import visible
+from onnxtrain.errors.escaping import visible
 
 _PLAIN_WIDTH = 200
 """Columns of a file or a pipe, so that no table is cut."""

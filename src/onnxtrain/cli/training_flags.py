@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli.flags import LOSS, TRAINED, Prediction
-from onnxtrain.config import Options, TrainingConfig, choose_precision
-from onnxtrain.weights.groups import read_group
+from onnxtrain.parameters.groups import read_group
+from onnxtrain.training.config import Options, TrainingConfig, choose_precision
 
 
 class TrainingFlags:

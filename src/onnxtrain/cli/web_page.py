@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from onnxtrain.model_file.file import ModelFile
 
-PAGE = Path(__file__).parent.parent / "web"
+PAGE = Path(__file__).parent.parent / "interop" / "web"
 """The page and its scripts: index.html, page.js, and the compiled package onnxtrain-web."""
 
 WEB_FILES = (
@@ -54,7 +54,7 @@ class WebPage:
         Raises:
             OptionError: The step graph has no loss, or takes no batch.
         """
-        from onnxtrain.passes.description import Description
+        from onnxtrain.lowering.description import Description
 
         metadata = {entry.key: entry.value for entry in self.step.metadata_props}
         description = Description.read(metadata)
@@ -83,7 +83,7 @@ class WebPage:
         """Return mean and std for the numbers that the model takes of gray images; {} for 0 to 1, and if not known."""
         from onnxtrain.data.data_names import read_names
         from onnxtrain.losses.heads import tensor_spec
-        from onnxtrain.working_copy.image_inputs import mark_image_inputs
+        from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
 
         model = self.model.training_model()
         mark_image_inputs(model)

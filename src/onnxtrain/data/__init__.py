@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onnxtrain._internal import public_names
 from onnxtrain.data.array_dataset import ArrayDataset as ArrayDataset
 from onnxtrain.data.array_dataset import Split as Split
 from onnxtrain.data.array_dataset import split_validation as split_validation
@@ -20,6 +19,7 @@ from onnxtrain.data.tar_file import TarFile
 from onnxtrain.data.target_checks import TargetCheck as TargetCheck
 from onnxtrain.data.target_checks import check_labels as check_labels
 from onnxtrain.data.text_file import TextFile
+from onnxtrain.errors._internal import public_names
 
 __all__ = ["CsvFile", "ImageFolder", "PackedSequences", "ParquetFile", "TarFile", "TextFile", "pack"]
 

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from onnx import ModelProto
 
-from onnxtrain.call_text import read_literal
 from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.image_form import Pixels, Resizing
 from onnxtrain.data.preprocessor import read_preprocessor, read_settings
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.domains import LABELS
+from onnxtrain.graph.domains import LABELS
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_json, read_text
 from onnxtrain.model_file.writing import AtomicFiles, only_warns
+from onnxtrain.operators.call_text import read_literal
 
 Columns = Mapping[str, tuple[str, ...]]
 """Names of columns in the model's order, by input."""

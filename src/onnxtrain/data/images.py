@@ -16,12 +16,12 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from onnxtrain._internal import ignored_warnings
 from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of
 from onnxtrain.data.files import GrowingArray, Reader, check_regular
 from onnxtrain.data.image_form import BYTES, Pixels, Resizing
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.errors._internal import ignored_warnings
+from onnxtrain.errors.spelling import checks_arguments
 
 _logger = logging.getLogger(__name__)
 

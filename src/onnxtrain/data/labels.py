@@ -9,7 +9,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array, are_truth_values, is_number, kind_of, to_truth_values
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.errors import DataError
-from onnxtrain.ir.value import Dimension
+from onnxtrain.graph.value import Dimension
 
 _BLOCK = 2**18
 """Targets that are converted at a time."""

@@ -11,7 +11,7 @@ from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.data.map_dataset import ExampleSource
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.errors.spelling import checks_arguments
 
 PACKED_NAMES: Final = ("input_ids", "position_ids", "segment_ids", "attention_mask", "labels")
 """Arrays of a packed row."""

@@ -15,7 +15,7 @@ from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.files import GrowingArray, GrowingTexts, Reader, check_regular
 from onnxtrain.data.naming import NamedColumns, as_input, check_unique, check_width, choose_columns, columns_of
 from onnxtrain.errors import DataError
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.errors.spelling import checks_arguments
 
 PARQUET_SUFFIXES: Final = (".parquet", ".pq", ".arrow", ".feather")
 

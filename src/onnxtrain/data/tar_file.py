@@ -16,8 +16,8 @@ from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.files import GrowingArray, Reader, check_regular, read_npy
 from onnxtrain.data.images import SUFFIXES, ImageSource, read_images
 from onnxtrain.errors import DataError
+from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.model_file.small_files import parse_json
-from onnxtrain.spelling import checks_arguments
 
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz")
 

@@ -17,8 +17,8 @@ from onnxtrain.data.files import GrowingArray, Reader
 from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
 from onnxtrain.data.tokenizer import Encoder, cut_text, open_tokenizer
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.model_file.small_files import read_text
-from onnxtrain.spelling import checks_arguments
 
 _logger = logging.getLogger(__name__)
 

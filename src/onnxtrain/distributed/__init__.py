@@ -10,11 +10,11 @@ array([1., 1., 1.])
 
 from __future__ import annotations
 
-from onnxtrain._internal import public_names
 from onnxtrain.distributed.communicator import Communicator as Communicator
 from onnxtrain.distributed.communicator import Single as Single
 from onnxtrain.distributed.compression import TopK as TopK
 from onnxtrain.distributed.mpi import MPI as MPI
+from onnxtrain.errors._internal import public_names
 
 __all__ = ["MPI", "Communicator", "Single", "TopK"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtrain.distributed.communicator import Communicator, Compression
 from onnxtrain.errors import OptionError
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.errors.spelling import checks_arguments
 
 
 class Rounding(Compression):

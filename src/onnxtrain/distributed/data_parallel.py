@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.callbacks.stopping import Stopping
-from onnxtrain.config import TrainingConfig
+from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.hashing import checksum
@@ -18,17 +17,18 @@ from onnxtrain.distributed.agreement import SAME_CALLS, check_same, check_weight
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.distributed.reduction import Reduction
 from onnxtrain.errors import ParallelError
-from onnxtrain.executor import Arrays, Executor
-from onnxtrain.ir.clone import all_nodes
-from onnxtrain.objective import Objective
-from onnxtrain.passes.notify_gradients import LISTENER
+from onnxtrain.graph.clone import all_nodes
+from onnxtrain.lowering.notify_gradients import LISTENER
+from onnxtrain.lowering.training_info.algorithm import FirstValues
+from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.runtime.all_reduce import all_reducing
 from onnxtrain.runtime.native import kernels_available
+from onnxtrain.training.callbacks.stopping import Stopping
 from onnxtrain.training.checkpoints.fingerprint import differences
+from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights
-from onnxtrain.training_info.algorithm import FirstValues
-from onnxtrain.training_info.recipe import StepEntry
-from onnxtrain.version import __version__
+from onnxtrain.training.executor import Arrays, Executor
+from onnxtrain.training.objective import Objective
 
 BUCKET_BYTES = 4 << 20
 """Bytes of a gradient bucket for few ranks: smaller buckets cost latency, larger ones are ready late."""

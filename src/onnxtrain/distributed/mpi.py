@@ -21,7 +21,7 @@ from onnxtrain.distributed.agreement import SAME_CALLS
 from onnxtrain.distributed.communicator import Communicator, Compression
 from onnxtrain.distributed.compression import choose_compression
 from onnxtrain.errors import OptionError, ParallelError
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.errors.spelling import checks_arguments
 
 _FAILURE, _LEAVING, _DATA = 8, 9, range(10, 32767)
 """Message tags: error message of a failed rank; notice that a rank is about to exit; data, with a tag by operation."""

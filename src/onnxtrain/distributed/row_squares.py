@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.distributed.communicator import Communicator
-from onnxtrain.ir import Builder
+from onnxtrain.graph import Builder
+from onnxtrain.lowering.training_info.update import row_axes
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import Session, create_session
-from onnxtrain.training_info.update import row_axes
 
 
 class Layout(NamedTuple):
@@ -31,7 +31,7 @@ class Layout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows; see :func:`~onnxtrain.training_info.update.row_axes`."""
+        """Number of rows; see :func:`~onnxtrain.lowering.training_info.update.row_axes`."""
         return math.prod(self.shape[: row_axes(self.shape)])
 
     @property

@@ -12,19 +12,19 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.config import TrainingConfig
 from onnxtrain.distributed.data_parallel import DataParallelExecutor, SyncBatchNormExecutor
 from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
-from onnxtrain.executor import Arrays
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.objective import Objective
-from onnxtrain.passes.lower import lower_entry
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.lowering.training_info.algorithm import FirstValues
+from onnxtrain.lowering.training_info.build import build_update, fill_states
+from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
-from onnxtrain.training_info.algorithm import FirstValues
-from onnxtrain.training_info.build import build_update, fill_states
-from onnxtrain.training_info.recipe import StepEntry
+from onnxtrain.training.config import TrainingConfig
+from onnxtrain.training.executor import Arrays
+from onnxtrain.training.objective import Objective
 
 _SEND_BUFFERS = 2
 """Number of send buffers: one bucket is sent while the next one is filled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from onnxtrain._internal import public_names
+from onnxtrain.errors._internal import public_names
 from onnxtrain.losses.base import Loss, TargetForm, TargetKind, examples, node_rank
 from onnxtrain.losses.contrastive_losses import InfoNCE, Triplet
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy

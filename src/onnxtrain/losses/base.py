@@ -16,13 +16,13 @@ import onnx_ir as ir
 from onnxtrain.data.conversion import kind_of
 from onnxtrain.data.target_checks import DistributionCheck, LabelCheck, TargetCheck, checked_class_weights
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.output_axis import output_axis, units_axis
 from onnxtrain.losses.probabilities import logarithm
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput, PredictionKind
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
 
 TargetKind = Literal["indices", "values"]
 """Targets are class indices (int64), or values of the prediction's type and shape."""

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.rules.no_gradient import stopped
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 _EPSILON = 1e-7
 """Smallest area that something is divided by, and smallest height in an aspect ratio."""

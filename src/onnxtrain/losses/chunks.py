@@ -4,8 +4,8 @@ Logits z = x W of S rows (tokens) and V classes (vocabulary), their log-probabil
 bytes each: 131 MB for 1,024 tokens and a vocabulary of 32,000. The matmul that computes the logits moves into the body
 of a Scan over chunks of rows, which sums the loss. The gradient is another Scan, which recomputes the logits of a chunk
 and accumulates dW over the chunks (:mod:`onnxtrain.autodiff.rules.loops`). A step graph merges the two Scans
-(:mod:`onnxtrain.passes.join_scans`), so that nothing is computed twice. A loss that compares sums of log-probabilities,
-such as DPO, needs all of them before its gradient, which computes the logits again.
+(:mod:`onnxtrain.lowering.join_scans`), so that nothing is computed twice. A loss that compares sums of
+log-probabilities, such as DPO, needs all of them before its gradient, which computes the logits again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import dimensions
-from onnxtrain.passes.logit_head import LogitHead, as_rows, find_head
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import dimensions
+from onnxtrain.lowering.logit_head import LogitHead, as_rows, find_head
 
 
 def head_in_chunks(logits: ir.Value, loss: str, chunk: int) -> LogitHead | None:

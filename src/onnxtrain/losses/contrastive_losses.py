@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.base import ReducedLoss, TargetKind, node_rank
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
+from onnxtrain.lowering.training_info.recipe import LossTerms
 
 _FAR = 1e9
 

@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from onnxtrain.axes.sizes import product
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.sizes import product
+from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.base import ClassLoss, TargetKind, classes_second, count_of, node_rank, size_of, weighted
 from onnxtrain.losses.chunks import check_chunk, head_in_chunks, sum_in_chunks
+from onnxtrain.lowering.logit_head import LogitHead, as_rows, find_head
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput
-from onnxtrain.passes.logit_head import LogitHead, as_rows, find_head
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
 
 
 @checks_arguments

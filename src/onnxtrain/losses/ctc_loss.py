@@ -12,14 +12,14 @@ import onnx_ir as ir
 from onnxtrain.data.conversion import Array, first_row
 from onnxtrain.data.target_checks import TargetCheck
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.base import ScoreLoss, TargetKind, examples, node_rank
 from onnxtrain.losses.probabilities import logarithm
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput
 from onnxtrain.metrics.error_rates import CharacterErrorRate
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
 
 
 @checks_arguments

@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from onnxtrain.data.conversion import kind_of
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.clone import Values, clone_nodes
-from onnxtrain.ir.value import Dimension, dimensions
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import Values, clone_nodes
+from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.losses.base import (
     Loss,
     TargetForm,
@@ -28,9 +29,8 @@ from onnxtrain.losses.base import (
     label_axis,
     node_rank,
 )
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput, PredictionKind
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
 
 
 @checks_arguments

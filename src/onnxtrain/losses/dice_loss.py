@@ -10,11 +10,11 @@ import numpy as np
 
 from onnxtrain.data.target_checks import BinaryCheck, DistributionCheck, LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
 from onnxtrain.losses.base import ClassLoss, TargetForm, TargetKind, classes_second, examples, node_rank, size_of
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput, PredictionKind
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
 
 Activation = Literal["softmax", "sigmoid"]
 

@@ -13,17 +13,17 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.clone import Values, clone_nodes
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import dimensions
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import Values, clone_nodes
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import dimensions
 from onnxtrain.losses.base import ClassLoss, weighted
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.losses.heads import named_output
 from onnxtrain.losses.probabilities import class_logits, logarithm
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
-from onnxtrain.working_copy.training_modes import set_inference
+from onnxtrain.lowering.training_info.recipe import LossTerms
+from onnxtrain.training.working_copy.training_modes import set_inference
 
 
 @checks_arguments

@@ -9,11 +9,11 @@ import numpy as np
 
 from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
 from onnxtrain.losses.base import ReducedLoss, ScoreLoss, TargetKind, mean_over, softplus
 from onnxtrain.losses.probabilities import logit
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
+from onnxtrain.lowering.training_info.recipe import LossTerms
 
 
 @checks_arguments

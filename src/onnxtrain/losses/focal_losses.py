@@ -10,7 +10,8 @@ import numpy as np
 
 from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
 from onnxtrain.losses.base import (
     ClassLoss,
     ScoreLoss,
@@ -24,8 +25,7 @@ from onnxtrain.losses.base import (
     weighted,
 )
 from onnxtrain.losses.probabilities import logit
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
+from onnxtrain.lowering.training_info.recipe import LossTerms
 
 
 @checks_arguments

@@ -14,14 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension, dimensions, is_float
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import Loss, ReducedLoss, node_rank
 from onnxtrain.losses.chunks import head_in_chunks, map_in_chunks
 from onnxtrain.losses.probabilities import class_logits
-from onnxtrain.passes.logit_head import as_rows
+from onnxtrain.lowering.logit_head import as_rows
+from onnxtrain.lowering.training_info.recipe import free_names
 from onnxtrain.runtime.failures import require_shape
-from onnxtrain.training_info.recipe import free_names
 
 _EXAMPLES = "examples"
 """Symbol of the axis of examples."""
@@ -129,7 +129,7 @@ class GroupLoss(ReducedLoss):
     rows: ClassVar[int | str] = 2
     """Rows of an example, or a symbol for any number."""
     texts: ClassVar[str] = "pairs"
-    """The kind of rows of texts that :mod:`onnxtrain.text` reads for this loss."""
+    """The kind of rows of texts that :mod:`onnxtrain.plugins.text` reads for this loss."""
     compares_examples: ClassVar[bool] = False
     """True where the term of an example depends on the others of its (micro-)batch."""
     has_reference: ClassVar[bool] = False

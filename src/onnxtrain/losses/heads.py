@@ -15,8 +15,8 @@ from onnxtrain.data.image_form import BYTES
 from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import (
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import (
     COMMON,
     DOCUMENTS,
     KV_CACHES,
@@ -39,10 +39,10 @@ from onnxtrain.losses.base import (
 )
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.probabilities import Scores
+from onnxtrain.lowering.logit_head import find_head
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput, NamedMetric
-from onnxtrain.passes.logit_head import find_head
 from onnxtrain.runtime.failures import require_shape
-from onnxtrain.training_info.recipe import LossTerms
 
 
 def named_output(graph: ir.Graph, name: str | None) -> ir.Value:

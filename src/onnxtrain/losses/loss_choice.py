@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxtrain.call_text import Call, name_of, read_call, read_literal
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
+from onnxtrain.errors.spelling import ALIASES, suggestion
+from onnxtrain.graph import Builder, Value
 from onnxtrain.losses import LOSSES
 from onnxtrain.losses.base import JointLoss, Loss
-from onnxtrain.spelling import ALIASES, suggestion
+from onnxtrain.operators.call_text import Call, name_of, read_call, read_literal
 
 OneLoss = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]
 LossLike = OneLoss | Mapping[str, OneLoss]

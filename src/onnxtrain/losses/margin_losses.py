@@ -11,14 +11,14 @@ import onnx_ir as ir
 
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension, behind
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension, behind
 from onnxtrain.losses.base import ReducedLoss, TargetKind, node_rank
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.losses.groups import check_above_zero
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
 
 _KEEPING = ("Identity", "Cast", "Transpose", "Clip")
 

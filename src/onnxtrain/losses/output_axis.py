@@ -6,9 +6,9 @@ from typing import Final
 
 import onnx_ir as ir
 
-from onnxtrain.ir.bounds import is_weight
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import constant_array, dimensions
+from onnxtrain.graph.bounds import is_weight
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.value import constant_array, dimensions
 
 _CHANNELS_SECOND: Final = frozenset({"Conv", "ConvTranspose", "FusedConv", "QLinearConv", "ConvInteger"})
 

@@ -15,13 +15,13 @@ import onnx_ir as ir
 
 from onnxtrain.data.base import Batch, share
 from onnxtrain.errors import DataError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.batch_axis import ONE, BatchAxes
-from onnxtrain.ir.clone import captured_values
-from onnxtrain.ir.value import Dimension, dimensions
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.batch_axis import ONE, BatchAxes
+from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
 from onnxtrain.losses.heads import REAL_ROWS, Targets, is_common, wrapped
-from onnxtrain.training_info.recipe import LossTerms
+from onnxtrain.lowering.training_info.recipe import LossTerms
 
 LARGEST_PADDED = 4 << 30
 """Bytes of the largest padded batch: a file can declare an absurd batch size."""

@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.base import TargetKind, examples, node_rank
 from onnxtrain.losses.chunks import check_chunk
 from onnxtrain.losses.groups import GroupLoss, Rows, check_above_zero
+from onnxtrain.lowering.training_info.recipe import LossTerms, free_names
 from onnxtrain.metrics.base import MetricInput
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms, free_names
 
 Rewards = tuple[np.ndarray, np.ndarray]
 """Rewards of chosen and of rejected answers."""

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.bounds import Facts
-from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.training_info.recipe import free_names
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.bounds import Facts
+from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.lowering.training_info.recipe import free_names
 
 ScoreKind = Literal["logits", "distribution", "independent", "log distribution", "log independent"]
 """Meaning of scores: logits; probabilities that sum to one, or independent ones; or their logarithms."""

@@ -11,14 +11,14 @@ import onnx_ir as ir
 
 from onnxtrain.data.target_checks import LabelCheck, RelevanceCheck, TargetCheck
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.errors.formatting import plural
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.base import TargetForm, TargetKind, node_rank
 from onnxtrain.losses.groups import GroupLoss, Rows, check_above_zero
 from onnxtrain.losses.preference_losses import mean_of_examples, named, scores, softplus
-from onnxtrain.report.formatting import plural
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
+from onnxtrain.lowering.training_info.recipe import LossTerms
 
 _FAR = 1e9
 

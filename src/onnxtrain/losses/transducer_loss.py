@@ -10,15 +10,15 @@ import onnx_ir as ir
 
 from onnxtrain.data.target_checks import TargetCheck
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.base import ScoreLoss, TargetKind, examples, node_rank
 from onnxtrain.losses.ctc_loss import PathCheck, valid_steps
 from onnxtrain.losses.probabilities import logarithm
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput
 from onnxtrain.runtime.failures import explain_failure
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.recipe import LossTerms
 
 _WHOLE = ir.DataType.INT64
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxtrain._internal import public_names
+from onnxtrain.errors._internal import public_names
 from onnxtrain.metrics.base import Metric, NamedMetric
 from onnxtrain.metrics.choice import resolve_metric
 from onnxtrain.metrics.dataset_metrics import confusion_matrix

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxtrain.call_text import name_of, split_list
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors.spelling import ALIASES, suggestion
 from onnxtrain.metrics.base import Metric, MetricFunction, MetricInput, NamedMetric, PredictionKind, is_metric
 from onnxtrain.metrics.dataset_metrics import (
     DATASET_METRIC_NAMES,
@@ -24,7 +24,7 @@ from onnxtrain.metrics.detections import DETECTION_METRICS, detection_metric
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
 from onnxtrain.metrics.rewards import REWARD_METRICS, reward_metric
-from onnxtrain.spelling import ALIASES, suggestion
+from onnxtrain.operators.call_text import name_of, split_list
 
 _METRIC_ALIASES: Final = {
     "acc": "accuracy",

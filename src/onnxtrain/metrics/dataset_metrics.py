@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.call_text import read_call
 from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.data.target_checks import check_labels
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.metrics.base import EVERY, CountedPredictions, NamedMetric, PredictionKind, entered
 from onnxtrain.metrics.means import as_numbers, checked_options
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.operators.call_text import read_call
 
 Values = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.errors.spelling import checks_arguments
 
 
 def edit_distance(one: Sequence[object], other: Sequence[object]) -> int:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.data.target_checks import check_labels, checked_class_weights
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.metrics.base import CountedPredictions, MetricFunction, NamedMetric, PredictionKind, Terms, mean_metric
-from onnxtrain.spelling import checks_arguments
 
 _Values = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from onnxtrain.data.conversion import Array
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.metrics.choice import reader
 from onnxtrain.metrics.dataset_metrics import Values
-from onnxtrain.report.record import Confusion, Residuals
+from onnxtrain.training.report.record import Confusion, Residuals
 
 MOST_CLASSES: Final = 500
 """Largest number of classes for which a matrix is kept."""

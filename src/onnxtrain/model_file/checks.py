@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.domains import is_default_domain
-from onnxtrain.ir.limits import DEEPEST
+from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.graph.limits import DEEPEST
 from onnxtrain.model_file import validity
 from onnxtrain.model_file.external import ExternalData, data_bytes, locate
 from onnxtrain.model_file.proto import (

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model_file.linear_models import attribute_weights, is_normalizer, mirror, set_values, standard_form
 from onnxtrain.model_file.proto import all_nodes, default_opset, proto_subgraphs
 from onnxtrain.model_file.protobuf_wire import Path, Template

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.limits import LARGEST_SHAPE
+from onnxtrain.graph.limits import LARGEST_SHAPE
 from onnxtrain.model_file.large_data import (
     BackgroundRead,
     SourceFile,

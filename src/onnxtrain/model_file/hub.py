@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from onnxtrain._internal import import_optional
 from onnxtrain.errors import ModelError, OnnxTrainError
+from onnxtrain.errors._internal import import_optional
 from onnxtrain.model_file.saving import data_files_of
 
 _ADDRESS = re.compile(r"hf:/{1,2}(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
 
 _CLASSIFIER_ENDINGS = ("NONE", "LOGISTIC", "SOFTMAX")
 """Post transforms that standard operators can express."""

@@ -14,7 +14,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN, is_default_domain
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN, is_default_domain
 
 STAND_IN_DOMAIN = "onnxtrain.stand_in"
 """Domain of placeholder nodes, which conversions leave alone."""

@@ -28,7 +28,7 @@ import onnx.version_converter
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model_file.proto import (
     STAND_IN_DOMAIN,
     default_opset,

@@ -7,8 +7,8 @@ reason becomes the error.
 
 ONNX Runtime does not say which versions it supports, so it is asked to open a model, the newest version first. The
 model has operators that were redefined lately: ONNX Runtime may know an opset and lack its kernels (see
-:mod:`onnxtrain.workarounds`). That takes milliseconds, and is necessary only for models beyond the versions that every
-supported ONNX Runtime opens.
+:mod:`onnxtrain.graph.upstream`). That takes milliseconds, and is necessary only for models beyond the versions that
+every supported ONNX Runtime opens.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from onnx import GraphProto, ModelProto, SparseTensorProto, TensorShapeProto, ValueInfoProto, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.clone import all_nodes
-from onnxtrain.ir.declared_shapes import declare_initializers
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.graph.clone import all_nodes
+from onnxtrain.graph.declared_shapes import declare_initializers
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
 from onnxtrain.model_file.checks import declared, dense_array
 from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.proto import (

@@ -6,8 +6,8 @@ name in lower case) and the class of its settings (:class:`Adam`). The rest of t
 
 from __future__ import annotations
 
-import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
-from onnxtrain._internal import public_names
+import onnxtrain.graph.upstream.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
+from onnxtrain.errors._internal import public_names
 from onnxtrain.operators.adagrad import Adagrad, adagrad
 from onnxtrain.operators.adam import Adam, adam
 from onnxtrain.operators.adamw import AdamW, adamw

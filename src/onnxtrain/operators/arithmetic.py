@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 Data = np.ndarray | np.generic | Value
 """Content of a tensor: an array or NumPy scalar, or a value of a graph under construction."""

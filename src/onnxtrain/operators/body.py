@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 from onnxtrain.operators.arithmetic import Data, Tensor, wide
 from onnxtrain.operators.checks import Described, broadcasts, check_scalars, check_variable
 from onnxtrain.operators.reference import arguments

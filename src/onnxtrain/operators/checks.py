@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.ir.value import Dimension
+from onnxtrain.graph.value import Dimension
 from onnxtrain.operators.schema import Attributes, OptimizerSchema
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from onnxtrain.call_text import name_of, read_call, read_literal
 from onnxtrain.errors import OptionError
+from onnxtrain.errors.spelling import suggestion
 from onnxtrain.operators import OPTIMIZERS, Adam
+from onnxtrain.operators.call_text import name_of, read_call, read_literal
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.spelling import suggestion
 
 
 def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:

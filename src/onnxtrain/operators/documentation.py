@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 
-from onnxtrain.ir.domains import TRAINING_DOMAIN
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
 from onnxtrain.operators.schema import Attribute, OptimizerSchema
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.ir import Builder
-from onnxtrain.ir.shapes import register_inference
+from onnxtrain.graph import Builder
+from onnxtrain.graph.shapes import register_inference
 from onnxtrain.operators.body import describe
 from onnxtrain.operators.checks import check_output_count, check_scalars, check_variable, group
 from onnxtrain.operators.measures import BUILT_IN

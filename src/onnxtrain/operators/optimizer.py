@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from onnxtrain.errors import ArgumentError, OperatorError, OptionError
+from onnxtrain.errors.spelling import suggestion
 from onnxtrain.operators.schema import NOT_NEGATIVE, Attribute, OptimizerSchema, State
 from onnxtrain.operators.sparsity import Sparsity
-from onnxtrain.spelling import suggestion
 
 T = TypeVar("T")
 

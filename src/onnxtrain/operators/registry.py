@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.schema import OptimizerSchema
 

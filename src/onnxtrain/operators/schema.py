@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.ir.domains import TRAINING_DOMAIN
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 
 Attributes = Mapping[str, Any]
 """Attribute values by name: float32 values (as a file stores them) held in float64, texts, and tuples of integers."""

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxtrain.errors import OperatorError, OptionError
+from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.measures import Measure, measure
-from onnxtrain.spelling import checks_arguments
 
 SMALLEST_MEAN = float(np.finfo(np.float64).tiny)
 

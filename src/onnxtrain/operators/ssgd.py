@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators.arithmetic import Tensor, Wide
 from onnxtrain.operators.measures import BUILT_IN
 from onnxtrain.operators.measures import measure as find_measure

@@ -97,7 +97,7 @@ class Bound:
         return [*super().__dir__(), *_optimizers()]
 
     def update(self, entry: Entry, *, learning_rate: float, threads: int = 1, **given: Any) -> None:
-        """Update the parameters by one step of an optimizer; :mod:`onnxtrain.kernels` lists the arguments of each.
+        """Update the parameters by one step of an optimizer; :mod:`~onnxtrain.runtime.kernels` lists the arguments.
 
         Args:
             entry: The optimizer.

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, OnnxTrainError, StepError
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import Value, dimensions
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.value import Value, dimensions
 
 _MEBIBYTE = 2**20
 

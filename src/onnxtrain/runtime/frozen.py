@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.graph.upstream.sessions import in_place, packed, share_initializers
 from onnxtrain.model_file.external import DataFiles, DataTensor, locate
-from onnxtrain.workarounds.sessions import in_place, packed, share_initializers
 
 _LARGE = 1 << 16
 """Smallest size in bytes of a tensor passed by address; smaller ones stay in the model, for shape inference."""

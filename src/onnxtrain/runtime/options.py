@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.errors.spelling import checks_arguments
 
 if TYPE_CHECKING:
     from onnxtrain.runtime.cuda_updates import CudaUpdates

@@ -12,19 +12,19 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.lowering.merge_algorithm import merge_algorithm
+from onnxtrain.lowering.portable.provider_bodies import Portable
+from onnxtrain.lowering.training_info.build import fill_states
+from onnxtrain.lowering.training_info.check import check_training_model
+from onnxtrain.lowering.training_info.read import bindings, read_training_model, state_tensors
+from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.external import check_external_data, set_folder, with_external_data
-from onnxtrain.passes.lower import lower_entry
-from onnxtrain.passes.merge_algorithm import merge_algorithm
-from onnxtrain.passes.portable.provider_bodies import Portable
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession, create_session
-from onnxtrain.spelling import checks_arguments
-from onnxtrain.training_info.build import fill_states
-from onnxtrain.training_info.check import check_training_model
-from onnxtrain.training_info.read import bindings, read_training_model, state_tensors
-from onnxtrain.training_info.recipe import StepEntry
 
 
 @checks_arguments

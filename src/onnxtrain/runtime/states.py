@@ -11,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
+from onnxtrain.graph.upstream.sessions import is_extension_type
 from onnxtrain.model_file.large_data import ALIGNMENT, aligned
 from onnxtrain.runtime.versions import Versioned
-from onnxtrain.workarounds.sessions import is_extension_type
 
 _serials = itertools.count()
 

@@ -10,15 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, OnnxTrainError, StepError
-from onnxtrain.ir.limits import has_body_in_branches
-from onnxtrain.ir.value import Dimension, dimensions
-from onnxtrain.passes.lower import StepGraph
-from onnxtrain.runtime.failures import explained, failure
-from onnxtrain.runtime.frozen import FrozenTensors
-from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
-from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.runtime.versions import Reading
-from onnxtrain.workarounds.sessions import (
+from onnxtrain.graph.limits import has_body_in_branches
+from onnxtrain.graph.upstream.sessions import (
     DISABLED_OPTIMIZERS,
     DISABLED_WITH_DEEP_BODIES,
     DISABLED_WITH_TWO_BITS,
@@ -28,6 +21,13 @@ from onnxtrain.workarounds.sessions import (
     mixed_two_bits,
     refuse_crashing_nodes,
 )
+from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.lowering.lower import StepGraph
+from onnxtrain.runtime.failures import explained, failure
+from onnxtrain.runtime.frozen import FrozenTensors
+from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.versions import Reading
 
 _MOST_IDLE = 16
 """Sets of buffers whose idle bindings a session keeps: those of a training, and of its copies for readers."""

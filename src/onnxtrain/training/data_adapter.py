@@ -47,10 +47,10 @@ from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
 from onnxtrain.losses.partial_batches import batch_axes
-from onnxtrain.objective import Objective
+from onnxtrain.training.objective import Objective
 
 if TYPE_CHECKING:
-    from onnxtrain.text.comparison_data import Comparisons
+    from onnxtrain.plugins.text.comparison_data import Comparisons
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]
 """Converts the targets of a dataset, or its named targets, to the form of a loss."""
@@ -279,7 +279,7 @@ class DataAdapter:
         inputs = self.names.specs(objective.inputs)
         source = with_tokenizer(source, objective, self.folder)
         if isinstance(objective.loss, GroupLoss) and objective.loss.has_reference:
-            from onnxtrain.text.comparison_data import Comparisons
+            from onnxtrain.plugins.text.comparison_data import Comparisons
 
             if isinstance(source, Comparisons):
                 source.paired = self.paired
@@ -375,8 +375,8 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
         source = _with_listed_rows(source, loss)
     if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
         return source
-    from onnxtrain.text.chat_data import ChatData, with_texts  # a single step does not need file readers
-    from onnxtrain.text.comparison_data import ComparisonData
+    from onnxtrain.plugins.text.chat_data import ChatData, with_texts  # a single step does not need file readers
+    from onnxtrain.plugins.text.comparison_data import ComparisonData
 
     if isinstance(loss, GroupLoss):
         return _with_comparisons(source, loss, folder)
@@ -447,9 +447,9 @@ def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
     is_iterator = isinstance(source, Iterator)
     if not is_iterator and (not isinstance(source, Sequence) or isinstance(source, str | list) or not source):
         return source
-    from onnxtrain.text.comparison_data import FORMS
-    from onnxtrain.text.rows import FORMS as OF_CHATS
-    from onnxtrain.text.rows import is_row
+    from onnxtrain.plugins.text.comparison_data import FORMS
+    from onnxtrain.plugins.text.rows import FORMS as OF_CHATS
+    from onnxtrain.plugins.text.rows import is_row
 
     first = [*itertools.islice(source, 1)]
     again = _joined(first, source) if is_iterator else source
@@ -469,8 +469,8 @@ def _with_comparisons(source: Any, loss: GroupLoss, folder: Path | None) -> Any:
     Raises:
         DataError: The data are chats.
     """
-    from onnxtrain.text.chat_data import ChatData
-    from onnxtrain.text.comparison_data import ComparisonData, Comparisons, holds_comparisons
+    from onnxtrain.plugins.text.chat_data import ChatData
+    from onnxtrain.plugins.text.comparison_data import ComparisonData, Comparisons, holds_comparisons
 
     if isinstance(source, ChatData):
         raise DataError(f"{source.name} holds single texts, but the loss {loss.name} compares several; give the path.")

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto
 
-from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.errors import ModelError
+from onnxtrain.lowering.training_info.recipe import UpdateRule
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, read_small
-from onnxtrain.objective import Objective
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training_info.recipe import UpdateRule
+from onnxtrain.training.config import TrainingConfig
+from onnxtrain.training.objective import Objective
 
 JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 

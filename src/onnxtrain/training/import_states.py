@@ -14,13 +14,13 @@ import onnx_ir as ir
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import HALVES
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import HALVES
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.weights.repeated import find_repeated
-from onnxtrain.weights.ties import choose_copies, untied, with_copies
-from onnxtrain.working_copy.widening import rounded_to
+from onnxtrain.parameters.repeated import find_repeated
+from onnxtrain.parameters.ties import choose_copies, untied, with_copies
+from onnxtrain.training.working_copy.widening import rounded_to
 
 
 @dataclass(frozen=True)

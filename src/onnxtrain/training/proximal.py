@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder
-from onnxtrain.objective import Objective
-from onnxtrain.trainer import Trainer
-from onnxtrain.training_info.recipe import LossTerms
+from onnxtrain.graph import Builder
+from onnxtrain.lowering.training_info.recipe import LossTerms
+from onnxtrain.training.config import TrainingConfig
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

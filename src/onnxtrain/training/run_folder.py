@@ -15,18 +15,18 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from onnxtrain.callbacks import Callback, History, TrainingState
+from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.metrics.outcome import Outcome, outcome
 from onnxtrain.model_file.rescue import current_folder, reached_from
 from onnxtrain.model_file.writing import AtomicFiles, check_writable, only_warns
 from onnxtrain.operators import Momentum
-from onnxtrain.report.charts import stacked
-from onnxtrain.report.history_charts import curves
-from onnxtrain.report.page import page
-from onnxtrain.report.record import ParameterRow, RunRecord
-from onnxtrain.version import __version__
+from onnxtrain.training.callbacks import Callback, History, TrainingState
+from onnxtrain.training.report.charts import stacked
+from onnxtrain.training.report.history_charts import curves
+from onnxtrain.training.report.page import page
+from onnxtrain.training.report.record import ParameterRow, RunRecord
 
 METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"
 FILES: Final = (METRICS, CURVES, REPORT, RUN, CONFIG)

@@ -7,15 +7,15 @@ from typing import Unpack
 
 import onnx
 
-from onnxtrain.config import ModelOptions, TrainingConfig
+from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.lowering.training_info.build import build_training_model
 from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.prepare import hints_of, prepare, with_checked_masks
-from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
-from onnxtrain.training_info.build import build_training_model
+from onnxtrain.training.config import ModelOptions, TrainingConfig
+from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
 
 
 @checks_arguments(keywords=ModelOptions.__annotations__)

@@ -26,8 +26,8 @@ from autodiff.sweep.outcome import Outcome, Variant
 from autodiff.sweep.subjects import NodeTest, Subject, node_tests, refusal, subjects
 from autodiff.sweep.tables import BY_RUNTIME, EXCUSES, NOT_BY_RUNTIME, NOT_TWICE, SINGLE, matching
 from onnxtrain import testing
+from onnxtrain.autodiff.evaluator import evaluator
 from onnxtrain.errors import GradientError
-from onnxtrain.reference import evaluator
 
 DOUBLE, FLOAT = np.dtype(np.float64), np.dtype(np.float32)
 EXCUSED = {

@@ -17,7 +17,7 @@ from autodiff.sweep import tables as sweep_tables
 from autodiff.sweep.run import run, run_second_order, second_order_subject, sweep, usable_tests
 from autodiff.sweep.subjects import Subject, node_tests, own_opset, refusal, subject_at, subjects
 from onnxtrain.autodiff import registry
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 DOCS = Path(__file__).parents[3] / "docs"
 DIFFERENTIABLE = [name for name in operators_page.standard_operators() if operators_page.differentiated_by(name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.elementwise import root_gradient
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 
 @register_gradient("Add", broadcasts=True)

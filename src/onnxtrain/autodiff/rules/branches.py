@@ -14,8 +14,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.bodies import copy_body, finish_body
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension, dimensions
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension, dimensions
 
 
 @register_gradient("If")

@@ -13,7 +13,7 @@ from onnxtrain.autodiff.fused import emit, matmul_operands, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, kernel_of, spatial_sizes, split_padding, windows_fit, windows_of
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 
 @register_gradient("Conv")

@@ -11,8 +11,8 @@ from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import spatial_sizes
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.limits import check_positions, fits
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import check_positions, fits
 
 
 @register_gradient("Col2Im")

@@ -1,6 +1,6 @@
 """Dropout, and the fused dropout whose mask is a function of a seed and a counter: a repeated step has the same mask.
 
-The fused operator keeps element i where h >> 1 >= ratio 2^31, for the number h of :mod:`onnxtrain.ir.prng`.
+The fused operator keeps element i where h >> 1 >= ratio 2^31, for the number h of :mod:`onnxtrain.graph.prng`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Value
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.prng import draw, upper_bits
+from onnxtrain.graph import Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.prng import draw, upper_bits
 
 OPERATOR = "CountedDropout"
 

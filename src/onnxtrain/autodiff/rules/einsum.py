@@ -12,10 +12,10 @@ import numpy as np
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.inference import broadcast_shapes
-from onnxtrain.ir.limits import fits
-from onnxtrain.ir.value import Dimension
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.inference import broadcast_shapes
+from onnxtrain.graph.limits import fits
+from onnxtrain.graph.value import Dimension
 
 Term = list[str]
 """One operand's axes: letters, and "..." where its rank is not known."""

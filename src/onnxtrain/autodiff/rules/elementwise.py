@@ -11,7 +11,7 @@ from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.squares import is_sum_of_squares
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 
 @register_gradient("Identity")

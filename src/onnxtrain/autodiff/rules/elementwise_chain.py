@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnxtrain.autodiff.fused import register_fused
 from onnxtrain.autodiff.node import Node
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 
 @register_fused("Elementwise")

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import emit, matmul_operands, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Value
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph import Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 ATTENTION, ATTENTION_GRADIENT = "Attention", "AttentionGradient"
 PACKED, PACKED_GRADIENT = "PackedAttention", "PackedAttentionGradient"

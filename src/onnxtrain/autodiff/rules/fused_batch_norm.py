@@ -16,8 +16,8 @@ from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.activation import FUSED_ACTIVATIONS
 from onnxtrain.autodiff.rules.normalization import column, flat_images, image_like, standardize
-from onnxtrain.ir import Value
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph import Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 OPERATOR = "BatchNormalization"
 """Its name in the domain ``onnxtrain``."""

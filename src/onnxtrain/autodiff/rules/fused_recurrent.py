@@ -24,8 +24,8 @@ from onnxtrain.autodiff.registry import Body, Gradients, Rule, register_gradient
 from onnxtrain.autodiff.rules import gated, recurrent
 from onnxtrain.autodiff.rules.recurrent import Direction, Sequences, clipped, split
 from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 OPERATORS = {"LSTM": gated.LSTM_DEFAULT, "GRU": gated.GRU_DEFAULT, "RNN": recurrent.RNN_DEFAULT}
 """Operators, and the default activation functions of one direction."""

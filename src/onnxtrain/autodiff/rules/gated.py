@@ -16,7 +16,7 @@ from onnxtrain.autodiff.rules.recurrent import (
     split,
     sum_over_steps,
 )
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 LSTM_DEFAULT = ("Sigmoid", "Tanh", "Tanh")
 GRU_DEFAULT = ("Sigmoid", "Tanh")

@@ -24,7 +24,7 @@ from onnxtrain.autodiff.rules.placement import (
     sizes_of,
     zeros,
 )
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 _CUBIC = -0.75
 """The coefficient of cubic convolution that GridSample uses."""

@@ -17,8 +17,8 @@ from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN
 from onnxtrain.autodiff.rules.microsoft_attention import refuse, rotated_at
-from onnxtrain.ir import Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.graph import Value
+from onnxtrain.graph.value import Dimension
 
 _KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LAST_POSITIONS, _COSINES, _SINES, _POSITIONS, _BIAS, _SINK = (
     *range(1, 6),

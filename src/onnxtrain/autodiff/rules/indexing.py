@@ -23,9 +23,9 @@ from onnxtrain.autodiff.rules.placement import (
     shaped,
     size_of,
 )
-from onnxtrain.ir import Value
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
-from onnxtrain.ir.value import Dimension
+from onnxtrain.graph import Value
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.graph.value import Dimension
 
 
 @register_gradient("Gather")

@@ -33,8 +33,8 @@ from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.sequence_states import Carried, changes_shape, forget_sizes, record_tapes, taken_back, undone
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.clone import Values
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import Values
 
 
 @dataclass

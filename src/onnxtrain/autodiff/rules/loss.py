@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 
 class _Labels(NamedTuple):

@@ -17,8 +17,8 @@ from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
 from onnxtrain.autodiff.rules.matmul import rows
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Value
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph import Value
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 
 PRODUCT, GRADIENT = "MatMulNBits", "MatMulNBitsGradient"
 """Operators of the domain ``onnxtrain``: y = x wᵀ, and dx = dy w."""

@@ -14,7 +14,7 @@ from onnxtrain.autodiff.registry import Gradients, register_body, register_gradi
 from onnxtrain.autodiff.rules.microsoft import DOMAIN
 from onnxtrain.autodiff.rules.rotary import cache_gradients
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 
 class _Heads(NamedTuple):

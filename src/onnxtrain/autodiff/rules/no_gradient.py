@@ -7,9 +7,9 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import no_gradient, only_straight_through
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
-from onnxtrain.ir.shapes import register_inference
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.graph.shapes import register_inference
 
 STEPS = ("Ceil", "Floor", "Round", "Sign", "QuantizeLinear")
 """Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has the

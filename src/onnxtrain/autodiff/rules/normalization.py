@@ -14,8 +14,8 @@ from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.activation import FUSED_ACTIVATIONS
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import HALVES, dimensions
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import HALVES, dimensions
 
 
 @register_gradient("BatchNormalization")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 Size = int | Value
 """The size of one axis: a number, or a one-element int64 value where only the graph knows it."""

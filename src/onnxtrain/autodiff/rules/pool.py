@@ -12,8 +12,8 @@ from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_fit, windows_of
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.limits import check_table, fits
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import check_table, fits
 
 
 @register_gradient("MaxPool")

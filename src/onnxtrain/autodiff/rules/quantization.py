@@ -6,8 +6,8 @@ import numpy as np
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Value
-from onnxtrain.ir.limits import fits
+from onnxtrain.graph import Value
+from onnxtrain.graph.limits import fits
 
 
 @register_gradient("DequantizeLinear", since=13)

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import no_gradient, register_body, straight_through
 from onnxtrain.autodiff.rules import straight_through as straight
-from onnxtrain.ir import Value
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph import Value
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 
 no_gradient(
     "QuantizeLinear",

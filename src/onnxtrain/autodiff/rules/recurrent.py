@@ -19,7 +19,7 @@ from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.placement import FIRST
 from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 Step = Callable[[Builder, list[Value], list[Value]], tuple[list[Value], list[Value]]]
 """(builder of the body, states, items of this step) -> (next states, results of this step)."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.rules.activation import activation
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 
 class Activation(NamedTuple):

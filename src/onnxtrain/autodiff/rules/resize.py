@@ -26,8 +26,8 @@ from onnxtrain.autodiff.rules.placement import (
     zeros,
 )
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Value
-from onnxtrain.ir.limits import check_table
+from onnxtrain.graph import Value
+from onnxtrain.graph.limits import check_table
 
 _ATTRIBUTES = (
     "antialias",

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.limits import check_table
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import check_table
 
 _INT64 = ir.DataType.INT64
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 
 @register_gradient("RotaryEmbedding", since=23)

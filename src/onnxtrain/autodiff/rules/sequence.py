@@ -6,7 +6,7 @@ import numpy as np
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 
 @register_gradient("SequenceConstruct")

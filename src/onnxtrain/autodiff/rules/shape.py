@@ -7,7 +7,7 @@ import numpy as np
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.placement import Size, joined, shaped, size_of
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 
 @register_gradient("Reshape", "Flatten")

@@ -22,7 +22,7 @@ from onnxtrain.autodiff.rules.placement import (
     zeros,
 )
 from onnxtrain.errors import GradientError
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 
 @register_gradient("DFT")

@@ -24,7 +24,7 @@ from onnxtrain.autodiff.rules.placement import (
     sizes_of,
     subtract,
 )
-from onnxtrain.ir import Builder, Value
+from onnxtrain.graph import Builder, Value
 
 
 class _Axis(NamedTuple):

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, straight_through
 from onnxtrain.autodiff.rules import conv, elementwise, matmul, quantization, shape
-from onnxtrain.ir import Value
+from onnxtrain.graph import Value
 
 for operators, rule in (
     (("Reshape", "Flatten"), shape.reshape),

@@ -11,11 +11,11 @@ from enum import Enum
 import onnx
 
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, NCHWC_DOMAIN
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.parameters.trainable import Initializer
 from onnxtrain.training.advice.hints import QUANTIZED
 from onnxtrain.training.advice.inspection import Inspection, inspect
-from onnxtrain.weights.parameters import Initializer
 
 _NEWER = "torch.onnx.export(model.eval(), ..., dynamo=True)"
 _FREE_BATCH = (

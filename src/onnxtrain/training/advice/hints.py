@@ -13,12 +13,19 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
-from onnxtrain.ir.clone import all_nodes
-from onnxtrain.weights.buffers import BY_VALUES, is_weight
-from onnxtrain.weights.names import is_added_variable, is_computed, is_folded_scale, is_variable, last_word, module_of
-from onnxtrain.weights.parameters import FROZEN, NOT_NAMED, Initializer, shared_parameters
-from onnxtrain.weights.program import CALL, folded_parameters, lost_parameters, renormed_tables
-from onnxtrain.weights.readers import (
+from onnxtrain.graph.clone import all_nodes
+from onnxtrain.graph.upstream.sessions import mixed_two_bits
+from onnxtrain.parameters.buffers import BY_VALUES, is_weight
+from onnxtrain.parameters.names import (
+    is_added_variable,
+    is_computed,
+    is_folded_scale,
+    is_variable,
+    last_word,
+    module_of,
+)
+from onnxtrain.parameters.program import CALL, folded_parameters, lost_parameters, renormed_tables
+from onnxtrain.parameters.readers import (
     LINEAR,
     Reader,
     arrivals,
@@ -30,10 +37,10 @@ from onnxtrain.weights.readers import (
     trains_integers,
     use_of,
 )
-from onnxtrain.weights.ties import Copy, has_one_value
-from onnxtrain.workarounds.sessions import mixed_two_bits
-from onnxtrain.working_copy.kv_cache import cache_hints
-from onnxtrain.working_copy.training_modes import LayerCounts, is_batch_norm
+from onnxtrain.parameters.ties import Copy, has_one_value
+from onnxtrain.parameters.trainable import FROZEN, NOT_NAMED, Initializer, shared_parameters
+from onnxtrain.training.working_copy.kv_cache import cache_hints
+from onnxtrain.training.working_copy.training_modes import LayerCounts, is_batch_norm
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "

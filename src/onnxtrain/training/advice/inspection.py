@@ -16,25 +16,25 @@ from onnxtrain.autodiff.expand import find_body
 from onnxtrain.autodiff.missing import missing_rules
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward
-from onnxtrain.ir.declared_shapes import declared_otherwise
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import Dimension, dimensions, is_float
+from onnxtrain.errors.formatting import count, html_facts, html_table, text_table
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.declared_shapes import declared_otherwise
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.losses.heads import is_float_tensor, named_output
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.report.formatting import count, html_facts, html_table, text_table
-from onnxtrain.spelling import checks_arguments
+from onnxtrain.parameters.embedded_weights import other_tensors
+from onnxtrain.parameters.repeated import declared_learned, find_repeated
+from onnxtrain.parameters.ties import find_copies
+from onnxtrain.parameters.trainable import Initializer, parameter_table
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
-from onnxtrain.weights.embedded_weights import other_tensors
-from onnxtrain.weights.parameters import Initializer, parameter_table
-from onnxtrain.weights.repeated import declared_learned, find_repeated
-from onnxtrain.weights.ties import find_copies
-from onnxtrain.working_copy.filled_biases import stop_at_filled_biases
-from onnxtrain.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.working_copy.program_stops import stop_as_program
-from onnxtrain.working_copy.training_modes import find_layers, set_inference
-from onnxtrain.working_copy.widening import in_file, widen
+from onnxtrain.training.working_copy.filled_biases import stop_at_filled_biases
+from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.training.working_copy.program_stops import stop_as_program
+from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
+from onnxtrain.training.working_copy.widening import in_file, widen
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def inspect(
     copy = working.clone()
     loss = None
     if output is not None:
-        from onnxtrain.training.gradient import find_value
+        from onnxtrain.editing.gradient import find_value
 
         loss = find_value(copy.graph, output, "output")
     elif any(map(is_float_tensor, copy.graph.outputs)):

@@ -6,10 +6,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from onnxtrain.callbacks.base import settings_of
 from onnxtrain.errors import OptionError
-from onnxtrain.schedules import Schedule, resolve_schedule
+from onnxtrain.training.callbacks.base import settings_of
 from onnxtrain.training.description import JSON, describe
+from onnxtrain.training.schedules import Schedule, resolve_schedule
 
 _WATCHING: Final = ("early_stopping", "reduce_on_plateau")
 

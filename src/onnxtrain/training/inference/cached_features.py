@@ -11,12 +11,12 @@ from onnxtrain.data.array_dataset import ArrayDataset
 from onnxtrain.data.base import share
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.features import divide
 from onnxtrain.model_file.large_data import free_memory
-from onnxtrain.objective import Objective
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.features import divide
 from onnxtrain.training.inference.evaluation import Evaluator
+from onnxtrain.training.objective import Objective
 
 _TOLERANCE = 1e-3
 """Relative difference of features that rounding explains."""

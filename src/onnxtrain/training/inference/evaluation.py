@@ -17,20 +17,20 @@ from onnxtrain.data.conversion import Array
 from onnxtrain.distributed.agreement import check_same
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.ir import Builder
+from onnxtrain.graph import Builder
 from onnxtrain.losses.base import Loss
 from onnxtrain.losses.cross_entropy import NextToken
 from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
+from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.metrics.base import MeanAccumulator, MetricInput
 from onnxtrain.metrics.dataset_metrics import sigmoid, softmax
-from onnxtrain.objective import Objective
-from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.runtime.versions import Reading
-from onnxtrain.training_info.recipe import StepEntry
+from onnxtrain.training.objective import Objective
 
 _LARGEST_EXPONENT = 700.0
 """Exponent below the overflow of float64."""

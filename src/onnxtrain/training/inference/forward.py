@@ -11,36 +11,36 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset, open_dataset
 from onnxtrain.data.conversion import kind_of
 from onnxtrain.data.data_names import read_names, recorded_labels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import HALVES, dimensions
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import HALVES, dimensions
 from onnxtrain.losses.heads import Metrics, Targets, named_output, tensor_spec
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.probabilities import ScoreKind, kind_of_scores
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.objective import of_model
-from onnxtrain.prepare import prepare
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
-from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import Hint, warn_of
+from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.data_adapter import is_packed, known_orders, open_with_targets, with_tokenizer
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.working_copy.adaptation import Adaptation
-from onnxtrain.working_copy.common_inputs import mark_common_inputs
-from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
-from onnxtrain.working_copy.head_norms import separate_head_norms
-from onnxtrain.working_copy.image_inputs import mark_image_inputs
-from onnxtrain.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.working_copy.training_modes import Modes, set_inference
-from onnxtrain.working_copy.widening import narrow_outputs, widen
+from onnxtrain.training.objective import of_model
+from onnxtrain.training.prepare import prepare
+from onnxtrain.training.working_copy.adaptation import Adaptation
+from onnxtrain.training.working_copy.common_inputs import mark_common_inputs
+from onnxtrain.training.working_copy.embedding_inputs import mark_token_inputs
+from onnxtrain.training.working_copy.head_norms import separate_head_norms
+from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
+from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.training.working_copy.training_modes import Modes, set_inference
+from onnxtrain.training.working_copy.widening import narrow_outputs, widen
 
 
 @checks_arguments

@@ -6,13 +6,13 @@ import dataclasses
 
 import numpy as np
 
-from onnxtrain.config import TrainingConfig
 from onnxtrain.data.opening import open_dataset
-from onnxtrain.prepare import prepare
+from onnxtrain.plugins.text.comparison_data import Comparisons
 from onnxtrain.runtime.device_states import new_states
-from onnxtrain.text.comparison_data import Comparisons
+from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.working_copy.training_modes import Modes
+from onnxtrain.training.prepare import prepare
+from onnxtrain.training.working_copy.training_modes import Modes
 
 _BATCH_SIZE = 8
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.cross_entropy import NextToken
 from onnxtrain.losses.groups import GroupLoss
-from onnxtrain.objective import Objective
-from onnxtrain.prepare import prepare
+from onnxtrain.plugins.text.generation import CachedModel, TextGenerator, WholeModel
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.text.generation import CachedModel, TextGenerator, WholeModel
+from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.working_copy.kv_cache import cache_outputs, head_size
-from onnxtrain.working_copy.training_modes import Modes
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.prepare import prepare
+from onnxtrain.training.working_copy.kv_cache import cache_outputs, head_size
+from onnxtrain.training.working_copy.training_modes import Modes
 
 
 def text_generator(

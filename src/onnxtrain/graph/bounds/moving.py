@@ -1,0 +1,216 @@
+"""Facts of operators that move, select or repeat elements."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.graph.bounds.facts import (
+    NOTHING,
+    RULES,
+    SMALL,
+    Fact,
+    Facts,
+    attribute,
+    axis_of,
+    dims,
+    hull,
+    of_array,
+    rank_of,
+)
+from onnxtrain.graph.value import Dimension, dimensions
+
+
+def _bounds_only(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    x = facts.of(node.inputs[0])
+    return Fact(x.low, x.high, linear=x.linear)
+
+
+def unmoved(
+    sums: Mapping[int, float], old: tuple[Dimension, ...] | None, new: tuple[Dimension, ...] | None
+) -> dict[int, float]:
+    """Return the sums along the axes whose size does not change."""
+    if old is None or new is None or len(old) != len(new):
+        return {}
+    return {axis: total for axis, total in sums.items() if old[axis] is not None and old[axis] == new[axis]}
+
+
+def _after(shape: Sequence[Dimension], axis: int) -> tuple[int, Counter[Dimension]] | None:
+    """Return the number of elements behind an axis, as an integer and symbols."""
+    rest = shape[axis + 1 :]
+    if None in rest:
+        return None
+    return math.prod(size for size in rest if isinstance(size, int)), Counter(d for d in rest if isinstance(d, str))
+
+
+def _reshape(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    """Find the axes whose size, and the number of elements behind which, stay."""
+    x, old, new = facts.of(node.inputs[0]), dims(node.inputs[0]), dimensions(value)
+    return moved(x, lambda fact: _reshaped(fact.sums, old, new))
+
+
+def moved(x: Fact, move: Callable[[Fact], Mapping[int, float]]) -> Fact:
+    """Return the fact of moved elements, whose sums a function finds."""
+    log = None if x.log is None else replace(x.log, sums=move(x.log), mixtures={})
+    return replace(x, sums=move(x), log=log, mixtures={})
+
+
+def _reshaped(
+    sums: Mapping[int, float], old: tuple[Dimension, ...] | None, new: tuple[Dimension, ...] | None
+) -> dict[int, float]:
+    if old is None or new is None:
+        return {}
+    found: dict[int, float] = {}
+    for axis, total in sums.items():
+        behind_it = _after(old, axis)
+        for index, size in enumerate(new):
+            same = behind_it is not None and _after(new, index) == behind_it
+            begins = index == axis and None not in old[:axis] and old[:axis] == new[:axis]
+            if size is not None and size == old[axis] and (same or begins):
+                found[index] = total
+                break
+    return found
+
+
+def _transpose(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    x, rank = facts.of(node.inputs[0]), rank_of(node.inputs[0]) or rank_of(value)
+    order = attribute(node, "perm", None if rank is None else list(range(rank))[::-1])
+    return moved(x, lambda fact: {} if order is None else {[*order].index(axis): s for axis, s in fact.sums.items()})
+
+
+def _slice(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    x, rank = facts.of(node.inputs[0]), rank_of(node.inputs[0])
+    starts, ends = facts.ints(node, "starts", 1), facts.ints(node, "ends", 2)
+    axes, steps = facts.ints(node, "axes", 3), facts.ints(node, "steps", 4)
+    if axes is None and starts is not None and len(node.inputs) < 4:
+        axes = [*range(len(starts))]
+    if axes is None or rank is None:
+        return moved(x, lambda fact: {})
+    cut, shape = {axis % rank for axis in axes}, dims(node.inputs[0])
+    if starts and ends and shape and (steps or len(node.inputs) < 5):  # reversed axes are whole
+        for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(axes), strict=False):
+            size = shape[axis]
+            if isinstance(size, int):
+                stop = None if step < 0 and end < -size else end
+                if len(range(size)[slice(start, stop, step)]) == size:
+                    cut.discard(axis % rank)
+    return moved(x, lambda fact: {axis: total for axis, total in fact.sums.items() if axis not in cut})
+
+
+def _gather(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    table = node.inputs[0]
+    if table is not None and table.is_initializer() and len(dims(table) or ()) > 1:
+        return NOTHING  # rows of an embedding
+    x, axis, rank = facts.of(node.inputs[0]), axis_of(node, node.inputs[0], 0), rank_of(node.inputs[1])
+    order, shape = facts.constant(node.inputs[1]), dims(node.inputs[0])
+    if axis is None or rank is None:
+        return moved(x, lambda fact: {})
+    size = shape[axis] if shape else None
+    whole = rank == 1 and order is not None and isinstance(size, int) and sorted(order % size) == [*range(size)]
+    return moved(
+        x,
+        lambda fact: {
+            index if index <= axis else index + rank - 1: total
+            for index, total in fact.sums.items()
+            if index != axis or whole
+        },
+    )
+
+
+def _gather_nd(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    x, shape, own = facts.of(node.inputs[0]), dims(node.inputs[1]), dims(node.inputs[0])
+    if not shape or not own or not isinstance(shape[-1], int) or attribute(node, "batch_dims", 0):
+        return Fact(x.low, x.high, linear=x.linear)
+    order, indexed, shift = facts.constant(node.inputs[1]), shape[-1], len(shape) - 1 - shape[-1]
+    size = own[0]
+    whole = (
+        indexed == 1 == len(shape) - 1
+        and order is not None
+        and isinstance(size, int)
+        and sorted(order.reshape(-1) % size) == [*range(size)]
+    )
+    return moved(x, lambda fact: {a + shift: total for a, total in fact.sums.items() if a >= indexed or whole})
+
+
+def _concat(facts: Facts, node: ir.Node, value: ir.Value, inputs: Sequence[ir.Value | None] = ()) -> Fact:
+    parts = list(inputs or node.inputs)
+    split = parts[0].producer() if parts[0] is not None else None
+    if split is not None and split.op_type == "Split" and list(split.outputs) == parts:
+        whole = split.inputs[0]
+        if axis_of(split, whole, 0) == axis_of(node, value):
+            return facts.of(whole)
+    given, axis = [facts.of(part) for part in parts], axis_of(node, value)
+    logs = [fact.log for fact in given]
+    found = hull(*given)
+    if all(logs):
+        found = replace(found, log=hull(*(log for log in logs if log is not None)))
+    if axis is None:
+        return found
+    sums = {}
+    for index in set.intersection(*(set(fact.sums) for fact in given)):
+        totals = [fact.sums[index] for fact in given]
+        if index == axis:
+            sums[index] = sum(totals)
+        elif max(totals) - min(totals) <= SMALL:
+            sums[index] = totals[0]
+    sizes = [(dims(part) or ())[axis : axis + 1] for part in parts]
+    if all(size == (1,) for size in sizes):  # such as p and 1 - p
+        terms = [facts.affine(part) for part in parts]
+        slopes: dict[Any, float] = {}
+        for x, a, _ in terms:
+            slopes[x] = slopes.get(x, 0.0) + a
+        if not any(slopes.values()):
+            sums[axis] = sum(b for _, _, b in terms)
+    return replace(found, sums=sums)
+
+
+def _expand(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    x, old, new = facts.of(node.inputs[0]), dims(node.inputs[0]), dimensions(value)
+    if old is None or new is None or len(old) > len(new):
+        return moved(x, lambda fact: {})
+    shift = len(new) - len(old)
+    return moved(x, lambda fact: {a + shift: s for a, s in unmoved(fact.sums, old, new[shift:]).items()})
+
+
+def _split(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    x, axis = facts.of(node.inputs[0]), axis_of(node, node.inputs[0], 0)
+    return moved(x, lambda fact: {index: total for index, total in fact.sums.items() if axis not in (None, index)})
+
+
+def _pad(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    x, rank, pads = facts.of(node.inputs[0]), rank_of(node.inputs[0]), facts.ints(node, "pads", 1)
+    if str(attribute(node, "mode", "constant")) != "constant":
+        return Fact(x.low, x.high, linear=x.linear)
+    fill = facts.number(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else 0.0
+    if fill is None:
+        return NOTHING
+    padded = {axis for axis in range(rank) if pads[axis] or pads[axis + rank]} if pads and rank else None
+    if rank is None or padded is None or len(pads or ()) != 2 * rank:
+        return Fact(min(x.low, fill), max(x.high, fill))
+    sums = {axis: total for axis, total in x.sums.items() if not padded - {axis} and (not padded or not fill)}
+    return Fact(min(x.low, fill), max(x.high, fill), sums)
+
+
+RULES.update(
+    {
+        **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
+        **dict.fromkeys(("MaxPool", "GlobalMaxPool", "TopK", "GatherElements", "Tile", "Compress"), _bounds_only),
+        **dict.fromkeys(("DepthToSpace", "SpaceToDepth", "ReverseSequence", "CenterCropPad"), _bounds_only),
+        "Transpose": _transpose,
+        "Slice": _slice,
+        "Gather": _gather,
+        "GatherND": _gather_nd,
+        "Concat": _concat,
+        "com.microsoft.QLinearConcat": lambda facts, node, value: _concat(facts, node, value, node.inputs[2::3]),
+        "Expand": _expand,
+        "Split": _split,
+        "Pad": _pad,
+        "ConstantOfShape": lambda facts, node, value: of_array(np.asarray(attribute(node, "value", np.zeros(1)))),
+    }
+)

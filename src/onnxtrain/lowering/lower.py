@@ -1,0 +1,167 @@
+"""Lower a training model to a step graph: one plain model per entry that any runtime can step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import TrainingInfoError
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, Description
+from onnxtrain.lowering.memory.in_place import in_place_states
+from onnxtrain.lowering.merge_algorithm import merge_algorithm
+from onnxtrain.lowering.notify_gradients import notify_gradients
+from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.portable.provider_bodies import Portable
+from onnxtrain.lowering.training_info.check import check_training_model
+from onnxtrain.lowering.training_info.read import read_training_model
+from onnxtrain.lowering.training_info.recipe import StepEntry
+from onnxtrain.model_file.external import check_external_data, with_external_data
+from onnxtrain.model_file.validity import refuses_invalid
+
+
+class StepGraph(NamedTuple):
+    """A lowered entry.
+
+    Attributes:
+        model: The graph that a session runs.
+        states: Names of the state inputs, to the output that holds the new value (``None``: only read).
+        feeds: Names of the other inputs.
+        results: Names of the outputs that are not states.
+        in_place: Names of the states whose output may have the buffer of the input.
+    """
+
+    model: ir.Model
+    states: dict[str, str | None]
+    feeds: tuple[str, ...]
+    results: tuple[str, ...]
+    in_place: frozenset[str] = frozenset()
+
+
+@checks_arguments
+@refuses_invalid("training_model")
+def lower(
+    training_model: onnx.ModelProto | str | os.PathLike[str],
+    *,
+    entry: int | None = None,
+    kernels: bool = False,
+    portable: Portable | None = None,
+    folder: str | os.PathLike[str] = "",
+) -> onnx.ModelProto:
+    """Lower a training model to its step graph: a plain ONNX model that does one training step.
+
+    Inputs: those of the model and of the algorithm (batch, target, learning rate) under their own names, then
+    every state tensor (parameters, optimizer state, the update count T) under its own name. Outputs: the values that
+    the algorithm returns beside states (the loss), then the new value of each state ``s`` as ``{s}_new``. To
+    train, feed each ``{s}_new`` back as ``s``. The metadata entry ``onnxtrain.states`` holds this mapping as
+    JSON, and ``onnxtrain.in_place`` lists the states whose two values may share one buffer: those and no others. The
+    entry ``onnxtrain.step`` describes every input (see :class:`~onnxtrain.lowering.description.Description`). The first
+    values of the states are the initializers of the training model.
+
+    Args:
+        training_model: A model with ``training_info``, or the path of one.
+        entry: Index in ``training_info``, where it has several entries.
+        kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
+            registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
+        portable: "cuda" or "webgpu" for a graph that this provider of ONNX Runtime runs, "openvino" for one that
+            OpenVINO itself runs: batch normalization in training mode, which they lack, is in other operators, and for
+            WebGPU nothing is float64.
+        folder: Folder of the external data, for a model given as a proto.
+
+    Returns:
+        The step graph, with all its data.
+
+    Raises:
+        ModelError: External data is not where it should be.
+        TrainingInfoError: The training model is not valid, or has several entries and none is chosen.
+        GradientError: A gradient cannot be built.
+    """
+    model, found = read_training_model(training_model)
+    check_training_model(model)
+    count = len(model.training_info)
+    if entry is None and count > 1:
+        raise TrainingInfoError(f"The training model has {count} entries; choose one with entry=0 to {count - 1}.")
+    if not 0 <= (entry or 0) < count:
+        raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
+    data_folder = found or str(folder)
+    check_external_data(model, data_folder)
+    merged = merge_algorithm(model, entry or 0, folder=data_folder)
+    description = Description.of(merged)
+    step = lower_entry(merged, kernels=kernels, portable=portable)
+    _write_metadata(step, description)
+    return with_external_data(ir.to_proto(infer_shapes(step.model)), data_folder)  # viewers show shapes
+
+
+def lower_entry(
+    entry: StepEntry, *, kernels: bool, portable: Portable | None = None, updates: Collection[str] = ()
+) -> StepGraph:
+    """Lower an entry to its step graph; the entry is changed and must not be used again.
+
+    Args:
+        entry: The entry.
+        kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
+        portable: The provider that the graph is for, where it is not the CPU.
+        updates: Optimizers that this provider has kernels for.
+    """
+    graph = entry.model.graph
+    _choose_outputs(graph, entry.results, entry.updates | entry.notified_only)
+    lower_graph(entry.model, kernels=kernels, portable=portable, updates=updates)
+    if kernels and entry.notified_groups:
+        notify_gradients(graph, [[f"{state}_new" for state in group] for group in entry.notified_groups])
+        not_kept = {f"{state}_new" for state in entry.notified_only}
+        graph.outputs[:] = [value for value in graph.outputs if value.name not in not_kept]
+    drop_unused_inputs(graph)
+    names = {value.name for value in graph.inputs}
+    states: dict[str, str | None] = {
+        name: f"{name}_new" if name in entry.updates else None
+        for name in entry.states
+        if name in names or name in entry.updates
+    }
+    feeds = tuple(str(value.name) for value in graph.inputs if value.name not in states)
+    in_place = frozenset(in_place_states(graph, states))
+    return StepGraph(entry.model, states, feeds, tuple(entry.results), in_place)
+
+
+def _write_metadata(step: StepGraph, description: Description) -> None:
+    """Describe the graph in its metadata for programs that train with it."""
+    metadata = step.model.metadata_props
+    metadata[STATES_KEY] = json.dumps({state: new for state, new in step.states.items() if new is not None})
+    metadata[IN_PLACE_KEY] = json.dumps([name for name in step.states if name in step.in_place])
+    metadata[STEP_KEY] = description.only(step.feeds + tuple(step.states)).to_json()
+
+
+def _choose_outputs(graph: ir.Graph, returned: Sequence[str], updates: Mapping[str, str]) -> None:
+    """Set the outputs: those to return, then ``{state}_new`` for each update, through an Identity."""
+    values = {value.name: value for value in graph.outputs}
+    values |= {output.name: output for node in graph for output in node.outputs}
+    values |= {value.name: value for value in graph.inputs}
+    outputs = [values[name] for name in returned]
+    for state, name in updates.items():
+        new_name = f"{state}_new"
+        if new_name in values and new_name != name:
+            raise TrainingInfoError(
+                f"A step graph names the new value of {state!r} {new_name!r}, but a value of that name exists."
+            )
+        if new_name == name:
+            outputs.append(values[name])
+            continue
+        identity = ir.Node("", "Identity", [values[name]], num_outputs=1, name=f"new value of {state}")
+        graph.append(identity)
+        identity.outputs[0].name = new_name
+        identity.outputs[0].type, identity.outputs[0].shape = values[state].type, values[state].shape
+        outputs.append(identity.outputs[0])
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+
+
+def drop_unused_inputs(graph: ir.Graph) -> None:
+    """Remove the inputs that nothing reads, in place."""
+    for value in list(graph.inputs):
+        if not value.uses() and not value.is_graph_output():
+            graph.inputs.remove(value)

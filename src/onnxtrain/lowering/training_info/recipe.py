@@ -1,0 +1,208 @@
+"""Records of a training step: the specification that algorithm graphs are written from, and the entries to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.errors import OptionError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.lowering.training_info.rounding import Rounding
+from onnxtrain.operators.optimizer import Optimizer
+
+COUNTERS_KEY = "onnxtrain.dropout_counters"
+"""Metadata key of a training model: a JSON list of the states that identify a step, for dropout masks."""
+
+SYNCHRONIZED_KEY = "onnxtrain.synchronized"
+"""Metadata key of an entry: ``true`` if batch normalization is synchronized over all ranks.
+
+Sessions read it; files, which are for one process, do not have it."""
+
+
+MASK = "/mask"
+"""End of the name of a mask, a constant that is named after its parameter."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the algorithms' own inputs, results and update count."""
+
+    target: str = "target"
+    learning_rate: str = "learning_rate"
+    loss: str = "loss"
+    count: str = "T"
+    weights: str = "sample_weight"
+
+    @classmethod
+    def beside(cls, graph: ir.Graph) -> Names:
+        """Return the default names, with underscores appended to names that the graph already uses."""
+        return cls(*free_names(graph, ["target", "learning_rate", "loss", "T", "sample_weight"]))
+
+
+def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
+    """Return the names, with underscores appended to names that the graph already uses."""
+    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+    taken |= {output.name for node in graph for output in node.outputs}
+    found = []
+    for name in names:
+        while name in taken:
+            name += "_"
+        found.append(name)
+    return found
+
+
+class LossTerms(NamedTuple):
+    """Values of a loss in an algorithm graph, all 0-d and of the prediction's type.
+
+    Attributes:
+        loss: (sum of terms) / ``weight``, or the sum itself.
+        weight: The number of terms, or the sum of their weights.
+        sums: True if the loss is a sum, so that the losses of micro-batches add up to the loss of the batch.
+        parts: The summands of a combined loss, by their names in the results of a step.
+    """
+
+    loss: Value
+    weight: Value
+    sums: bool = False
+    parts: Mapping[str, Value] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Clipping of gradients before the update: first by value, then by global norm.
+
+    Attributes:
+        value: Each element is clipped to [-value, value].
+        norm: All gradients are scaled by min(1, norm / ||g||), with the norm over all gradients together.
+    """
+
+    value: float | None = None
+    norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("value", "norm"):
+            bound = getattr(self, name)
+            if bound is not None and not (bound > 0 and np.isfinite(bound)):
+                raise OptionError(f"clip_{name} is {bound}; it needs a finite number above 0.")
+
+
+Block = tuple[int, ...]
+"""Size of a block of weights along each axis of the stored tensor; empty for blocks of one weight."""
+
+
+class UpdateRule(NamedTuple):
+    """The update rule of a parameter.
+
+    Attributes:
+        optimizer: The optimizer with its attributes.
+        rate_scale: Multiplier of the learning rate.
+    """
+
+    optimizer: Optimizer
+    rate_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """An exponential moving average of the parameters; see :class:`onnxtrain.EMA`.
+
+    Attributes:
+        decay: Weight of the old average.
+        start: Number of initial updates in which the average equals the parameter.
+        warmup: True if the decay grows from 2/11 to its value.
+    """
+
+    decay: float
+    start: int = 0
+    warmup: bool = False
+
+
+@dataclass(eq=False)
+class StepSpec:
+    """Specification of a training step, from which algorithm graphs are built.
+
+    Attributes:
+        model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
+        build_loss: Emits the loss in the algorithm; returns its terms.
+        targets: The targets that the algorithm takes as inputs.
+        weights: The input for sample weights; ``None`` for equal weights.
+        parameters: Names of the initializers that are trained.
+        optimizer: Update rule with its attributes.
+        averaging: Moving average of the parameters; ``None`` for none.
+        rules: Update rules of parameter groups by parameter, with the operator of ``optimizer``.
+        clipping: Clipping of gradients.
+        micro_batches: True for two entries: the first accumulates the gradients of a micro-batch, the second applies
+            them.
+        alone: True if every update has one micro-batch, whose gradients replace the accumulated ones.
+        cleared: True if the second entry clears the accumulators; otherwise the executor does.
+        statistics: Running statistics of batch normalization, mapped to their new values in the main graph.
+        synchronized: Whether batch normalization is synchronized over all ranks.
+        masks: Masks by parameter: the gradient is zero where a mask is false.
+        sparsified: Parameters whose sparsity the optimizer promotes, if it does so, with the size of their blocks along
+            each axis (empty for blocks of one weight); by default those of rank 2 or more. Others take plain steps: a
+            bias that starts at zero would freeze under a p-norm.
+        options: Gradient options, also recorded in the metadata of the training model.
+        rounding: Low-bit representation of the states of float32 parameters; ``None`` keeps states in the parameter's
+            type.
+        wide: Parameters in bfloat16, which are rounded stochastically, mapped to their float32 values in the main
+            graph, for which gradients are computed.
+        seed: Seed of the rounding of parameters.
+        given_squares: States with the sums of squares of all gradient rows, and their first values, for an update of
+            shares of the parameters; by default the update computes the sums.
+    """
+
+    model: ir.Model
+    build_loss: Callable[[Builder], LossTerms]
+    targets: Sequence[ir.Value]
+    parameters: Sequence[str]
+    optimizer: Optimizer
+    clipping: Clipping = field(default_factory=Clipping)
+    micro_batches: bool = False
+    alone: bool = False
+    cleared: bool = True
+    statistics: dict[str, str] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    sparsified: Mapping[str, Block] | None = None
+    options: GradientOptions = field(default_factory=GradientOptions)
+    weights: ir.Value | None = None
+    synchronized: bool = False
+    rules: Mapping[str, UpdateRule] = field(default_factory=dict)
+    averaging: Averaging | None = None
+    rounding: Rounding | None = None
+    wide: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    given_squares: Mapping[str, np.ndarray] | None = None
+
+    def rule_of(self, parameter: str) -> UpdateRule:
+        """Return the update rule of a parameter."""
+        return self.rules.get(parameter) or UpdateRule(self.optimizer)
+
+
+@dataclass(eq=False)
+class StepEntry:
+    """An entry of ``training_info`` as one graph, from which a session is created.
+
+    Attributes:
+        model: Main graph and algorithm in one sorted graph. States are graph inputs; other tensors are initializers.
+        states: Names of all states of the training.
+        updates: States, mapped to the names of their new values.
+        results: Names of the values that a step returns.
+        main: Names of the main graph's inputs and initializers; others belong to the algorithm.
+        notified_groups: Groups of states for which native kernels notify the executor when new values are ready.
+        notified_only: Like ``updates``, for states whose new values are in a notification only, and not kept.
+    """
+
+    model: ir.Model
+    states: Sequence[str]
+    updates: dict[str, str] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+    main: Collection[str] = ()
+    notified_groups: Sequence[Sequence[str]] = ()
+    notified_only: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Audio: mel spectrograms inside the model."""

@@ -1,0 +1,285 @@
+"""Find the layers of a model that can have sparse weights: a MatMul, Gemm or Conv with what directly follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxtrain.graph.domains import is_default_domain
+
+Shape = tuple[int | str | None, ...]
+"""Sizes and symbols of a value's axes; ``None`` for one that is unknown."""
+
+ELEMENTWISE = frozenset(
+    {"Clip", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Mish", "Relu", "Selu"}
+    | {"Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"}
+)
+"""Operators that compute each element of the result from the same element of their first input."""
+
+_NO_LIMIT = float("inf")
+
+
+@dataclass
+class Layer:
+    """A linear layer or a convolution, with bias, residual sum and limits.
+
+    Attributes:
+        nodes: Its nodes in the order of the graph.
+        matrix: The weight as [outputs, depth].
+        bias: [outputs].
+        residual: A value of the shape of the result that is added before the limits, or none.
+        lower: Least value of the result.
+        upper: Largest value of the result.
+        windows: Attributes of a convolution; empty for a linear layer.
+    """
+
+    nodes: list[onnx.NodeProto]
+    matrix: np.ndarray
+    bias: np.ndarray
+    residual: str | None = None
+    lower: float = -_NO_LIMIT
+    upper: float = _NO_LIMIT
+    windows: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def x(self) -> str:
+        """The input of the layer."""
+        return str(self.nodes[0].input[0])
+
+    @property
+    def reads(self) -> list[str]:
+        """The input and the residual, each once."""
+        return list(dict.fromkeys(name for name in (self.x, self.residual) if name))
+
+    @property
+    def y(self) -> str:
+        """The result of the layer."""
+        return str(self.nodes[-1].output[0])
+
+    @property
+    def name(self) -> str:
+        """The node's name, or else its result's."""
+        return str(self.nodes[0].name or self.nodes[0].output[0])
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of zeros."""
+        return float(1 - np.count_nonzero(self.matrix) / self.matrix.size)
+
+
+class LayerSearch:
+    """The layers of one graph."""
+
+    def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, Shape | None]) -> None:
+        self._graph = graph
+        self._shapes = shapes
+        inputs = {value.name for value in graph.input}
+        self._constants = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in inputs}
+        for node in graph.node:
+            if node.op_type == "Constant" and is_default_domain(node.domain) and node.attribute[0].name == "value":
+                self._constants[node.output[0]] = node.attribute[0].t
+        self._readers: dict[str, list[onnx.NodeProto | None]] = {value.name: [None] for value in graph.output}
+        for node in graph.node:
+            for name in node.input:
+                self._readers.setdefault(name, []).append(node)
+            for name in names_in_subgraphs(node):
+                self._readers.setdefault(name, []).append(None)
+
+    def layers(self) -> Iterator[Layer]:
+        """Yield the layers with constant float32 weights."""
+        taken: set[str] = set()
+        for node in self._graph.node:
+            if not is_default_domain(node.domain):
+                continue
+            found = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv}.get(node.op_type, _nothing)(node)
+            if found is None:
+                continue
+            self._extend(found, taken)
+            taken.update(follower.output[0] for follower in found.nodes[1:])
+            yield found
+
+    def readers(self, name: str) -> list[onnx.NodeProto | None]:
+        """Return the nodes that read a value; ``None`` stands for a subgraph and for an output of the model."""
+        return self._readers.get(name, [])
+
+    def _matrix(self, name: str, rank: int) -> np.ndarray | None:
+        tensor = self._constants.get(name)
+        if tensor is None or tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) != rank:
+            return None
+        array = numpy_helper.to_array(tensor)
+        return array if array.size and np.isfinite(array).all() else None
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Return the array of a constant, or ``None`` for another value."""
+        tensor = self._constants.get(name)
+        return None if tensor is None else numpy_helper.to_array(tensor)
+
+    def _matmul(self, node: onnx.NodeProto) -> Layer | None:
+        weight = self._matrix(node.input[1], 2)
+        if weight is None or len(self._shapes.get(node.input[0]) or ()) < 2:
+            return None
+        return Layer([node], weight.T, np.zeros(weight.shape[1], np.float32))
+
+    def _gemm(self, node: onnx.NodeProto) -> Layer | None:
+        given = attributes(node)
+        weight = self._matrix(node.input[1], 2)
+        if weight is None or given.get("transA"):
+            return None
+        matrix = np.float32(given.get("alpha", 1.0)) * (weight if given.get("transB") else weight.T)
+        bias = np.zeros(len(matrix), np.float32)
+        if len(node.input) > 2 and node.input[2]:
+            constant = self._row(node.input[2], len(matrix))
+            if constant is None:
+                return None
+            bias = np.float32(given.get("beta", 1.0)) * constant
+        return Layer([node], matrix, bias)
+
+    def _conv(self, node: onnx.NodeProto) -> Layer | None:
+        given = attributes(node)
+        weight = next((w for rank in (3, 4) if (w := self._matrix(node.input[1], rank)) is not None), None)
+        if weight is None or given.get("group", 1) != 1 or given.get("auto_pad", b"NOTSET") != b"NOTSET":
+            return None
+        bias = np.zeros(len(weight), np.float32)
+        if len(node.input) > 2 and node.input[2]:
+            constant = self._row(node.input[2], len(weight))
+            if constant is None:
+                return None
+            bias = constant
+        axes = weight.ndim - 2
+        windows = {
+            "weight_shape": list(weight.shape),
+            "kernel_shape": list(weight.shape[2:]),
+            "strides": list(given.get("strides", [1] * axes)),
+            "pads": list(given.get("pads", [0] * 2 * axes)),
+            "dilations": list(given.get("dilations", [1] * axes)),
+        }
+        return Layer([node], weight.reshape(len(weight), -1), bias, windows=windows)
+
+    def _row(self, name: str, outputs: int) -> np.ndarray | None:
+        """Return a constant that broadcasts along the last axis."""
+        array = self.constant(name)
+        if array is None or array.dtype != np.float32 or array.size not in (1, outputs):
+            return None
+        if array.size == outputs and array.ndim and array.shape[-1] != outputs:
+            return None
+        return np.broadcast_to(array.reshape(-1), outputs).astype(np.float32)
+
+    def _extend(self, layer: Layer, taken: set[str]) -> None:
+        """Take the nodes that directly follow into the layer, in place."""
+        if layer.windows:
+            self._take_normalization(layer)
+        elif (node := self._only_reader(layer, "Add")) is not None:
+            row = next((row for name in node.input if (row := self._row(name, len(layer.matrix))) is not None), None)
+            if row is not None and not self._grows(layer, node):
+                layer.bias = layer.bias + row
+                layer.nodes.append(node)
+        self._take_residual(layer, taken)
+        self._take_limits(layer)
+
+    def _only_reader(self, layer: Layer, operator: str) -> onnx.NodeProto | None:
+        readers = self.readers(layer.y)
+        node = readers[0] if len(readers) == 1 else None
+        return node if node is not None and node.op_type == operator and is_default_domain(node.domain) else None
+
+    def _grows(self, layer: Layer, node: onnx.NodeProto) -> bool:
+        """Return whether a sum may have another shape than the layer's result."""
+        before, after = self._shapes.get(layer.y), self._shapes.get(node.output[0])
+        return before is None or before != after
+
+    def _take_normalization(self, layer: Layer) -> None:
+        """Fold a BatchNormalization with constant statistics into the weights."""
+        node = self._only_reader(layer, "BatchNormalization")
+        if node is None or len(node.output) > 1 or node.input[0] != layer.y or attributes(node).get("training_mode"):
+            return
+        constants = [self.constant(name) for name in node.input[1:5]]
+        if any(array is None or array.shape != layer.bias.shape for array in constants):
+            return
+        scale, shift, mean, variance = (np.asarray(array, np.float64) for array in constants)
+        factor = scale / np.sqrt(variance + attributes(node).get("epsilon", 1e-5))
+        layer.matrix = (layer.matrix * factor[:, None]).astype(np.float32)
+        layer.bias = ((layer.bias - mean) * factor + shift).astype(np.float32)
+        layer.nodes.append(node)
+
+    def _take_residual(self, layer: Layer, taken: set[str]) -> None:
+        node = self._only_reader(layer, "Add")
+        if node is None or node.output[0] in taken:
+            return
+        other = node.input[1] if node.input[0] == layer.y else node.input[0]
+        shape = self._shapes.get(layer.y)
+        known = shape is not None and None not in shape
+        if known and other not in self._constants and other != layer.y and self._shapes.get(other) == shape:
+            layer.residual = other
+            layer.nodes.append(node)
+
+    def _take_limits(self, layer: Layer) -> None:
+        if (node := self._only_reader(layer, "Relu")) is not None:
+            layer.lower = 0.0
+            layer.nodes.append(node)
+        elif (node := self._only_reader(layer, "Clip")) is not None and node.input[0] == layer.y:
+            limits = [self.constant(name) if name else None for name in node.input[1:]]
+            given = [name for name in node.input[1:] if name]
+            if sum(limit is not None for limit in limits) != len(given):
+                return
+            for bound, limit in zip(("lower", "upper"), limits, strict=False):
+                if limit is not None:
+                    setattr(layer, bound, float(limit.reshape(())))
+            layer.nodes.append(node)
+
+
+def _nothing(node: onnx.NodeProto) -> None:
+    return None
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a node by name."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def names_in_subgraphs(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names that the subgraphs of a node read, their own included."""
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from inner.input
+                yield from names_in_subgraphs(inner)
+            yield from (value.name for value in graph.output)
+
+
+def unused(name: str, names: set[str]) -> str:
+    """Return a name that is not among the names, and add it to them."""
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name
+
+
+def declare(graph: onnx.GraphProto, results: Iterable[str], shapes: Mapping[str, Shape | None]) -> None:
+    """Declare the shapes of results, which ONNX Runtime does not infer for operators of a library."""
+    declared = {value.name for value in (*graph.value_info, *graph.output)}
+    graph.value_info.extend(
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name in results
+        if name not in declared and (shape := shapes.get(name)) is not None
+    )
+
+
+def remove_unread(graph: onnx.GraphProto, candidates: set[str]) -> None:
+    """Remove constants, and declarations of values, that nothing reads any more."""
+    read = {name for node in graph.node for name in (*node.input, *names_in_subgraphs(node))}
+    read |= {value.name for value in graph.output}
+    gone = candidates - read
+    kept = [tensor for tensor in graph.initializer if tensor.name not in gone]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    nodes = [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in gone]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    computed = {name for node in graph.node for name in node.output}
+    infos = [value for value in graph.value_info if value.name in computed]
+    del graph.value_info[:]
+    graph.value_info.extend(infos)

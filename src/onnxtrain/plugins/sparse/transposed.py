@@ -1,0 +1,123 @@
+"""Keep rows transposed between sparse linear layers, so that none transposes again what another has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import helper
+
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, is_default_domain
+from onnxtrain.model_file.proto import default_opset
+from onnxtrain.plugins.sparse.functions import LINEAR, TRANSPOSE, function
+from onnxtrain.plugins.sparse.layers import ELEMENTWISE, LayerSearch, Shape, attributes, unused
+
+_ROWS = {1: 128, 4: 64, 16: 32}
+"""By block, rows of a panel of x that the kernels multiply at a time with AVX-512."""
+
+_OF_ALL_INPUTS = frozenset({"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Sum"})
+"""Operators that compute each element of the result from the same element of every input."""
+
+
+def with_transposed_rows(proto: onnx.ModelProto, shapes: Mapping[str, Shape | None]) -> onnx.ModelProto | None:
+    """Return the model with rows left transposed between sparse linear layers.
+
+    A layer writes its result transposed where only other layers and elementwise operators in front of these read it.
+    What several layers read is transposed once. Only the kernels do so: the functions ignore it. ``None`` if there is
+    nothing to exchange.
+
+    Args:
+        proto: A model whose nodes of the operator ``SparseLinear`` exchange rows as they are; it is not changed.
+        shapes: Shapes of its values.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    graph = made.graph
+    panels = _panels(graph, shapes)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in filter(_is_layer, graph.node):
+        readers.setdefault(node.input[0], []).append(node)
+    shared = {name: min(map(_panel, some)) for name, some in readers.items() if len(some) > 1 and name not in panels}
+    if not panels and not shared:
+        return None
+    names = {name for node in graph.node for name in (*node.input, *node.output)}
+    names |= {value.name for value in (*graph.input, *graph.initializer)}
+    transposed = {name: unused(f"{name}.transposed", names) for name in shared}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if _is_layer(node):
+            x, y = node.input[0], node.output[0]
+            if x in shared and y == readers[x][0].output[0]:
+                nodes.append(
+                    helper.make_node(TRANSPOSE, [x], [transposed[x]], domain=ONNXTRAIN_DOMAIN, panel=shared[x])
+                )
+            node.input[0] = transposed.get(x, x)
+            rows = {"x_panel": (panels | shared).get(x), "y_panel": panels.get(y)}
+            node.attribute.extend(helper.make_attribute(name, size) for name, size in rows.items() if size)
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    if transposed and all((entry.domain, entry.name) != (ONNXTRAIN_DOMAIN, TRANSPOSE) for entry in made.functions):
+        opset = default_opset(made.opset_import)
+        assert opset is not None
+        made.functions.append(function(TRANSPOSE, opset))
+    return made
+
+
+def _is_layer(node: onnx.NodeProto) -> bool:
+    return node.domain == ONNXTRAIN_DOMAIN and node.op_type == LINEAR
+
+
+def _panel(node: onnx.NodeProto) -> int:
+    """Return the rows of a panel that a layer reads best."""
+    return _ROWS[attributes(node)["shape"][2]]
+
+
+def _panels(graph: onnx.GraphProto, shapes: Mapping[str, Shape | None]) -> dict[str, int]:
+    """Return the rows of a panel of each result that layers, and elementwise operators between them, exchange."""
+    search = LayerSearch(graph, shapes)
+    like = {
+        node.output[0]: inputs for node in graph.node if (inputs := _laid_out_alike(node, search, shapes)) is not None
+    }
+    found = set(like)
+
+    def takes(node: onnx.NodeProto | None, name: str) -> bool:
+        """Return whether a node can read a value transposed."""
+        if node is not None and name in like.get(node.output[0], ()):
+            return node.output[0] in found
+        return node is not None and _is_layer(node)
+
+    def fits(y: str) -> bool:
+        readers = search.readers(y)
+        return bool(readers) and found.issuperset(like[y]) and all(takes(node, y) for node in readers)
+
+    while wrong := {y for y in found if not fits(y)}:
+        found -= wrong
+
+    panels = dict.fromkeys(found, max(_ROWS.values()))
+    for node in filter(_is_layer, graph.node):
+        if node.input[0] in found:
+            panels[node.input[0]] = min(panels[node.input[0]], _panel(node))
+    alike = [[y, *like[y]] for y in found if like[y]]
+    while wider := [some for some in alike if len({panels[name] for name in some}) > 1]:
+        for some in wider:
+            panels |= dict.fromkeys(some, min(panels[name] for name in some))
+    return panels
+
+
+def _laid_out_alike(node: onnx.NodeProto, search: LayerSearch, shapes: Mapping[str, Shape | None]) -> list[str] | None:
+    """Return the inputs that are laid out like the result; ``None`` for nodes that cannot write it transposed."""
+    arrays = {name: search.constant(name) for name in (node.input[4:] if _is_layer(node) else node.input) if name}
+    inputs = [name for name, array in arrays.items() if array is None or array.size != 1]
+    if _is_layer(node):
+        return inputs
+    if not is_default_domain(node.domain) or not inputs:
+        return None
+    fits = node.op_type in _OF_ALL_INPUTS or (node.op_type in ELEMENTWISE and inputs == [node.input[0]])
+    return inputs if fits and _have_one_shape(inputs, shapes) else None
+
+
+def _have_one_shape(names: list[str], shapes: Mapping[str, Shape | None]) -> bool:
+    """Return whether values have the same shape, so that none is repeated to that of another."""
+    found = {shapes.get(name) for name in names}
+    return len(names) == 1 or (len(found) == 1 and all(shape is not None and None not in shape for shape in found))

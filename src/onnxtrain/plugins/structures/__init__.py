@@ -1,0 +1,1 @@
+"""Structures that can be removed from a model: channels, heads, hidden units."""

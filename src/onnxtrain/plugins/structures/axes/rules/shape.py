@@ -1,0 +1,430 @@
+"""Operators that move whole tensors. A reshape that splits or merges axes keeps structures on one of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.graph.sizes import factors
+from onnxtrain.graph.value import Dimension
+from onnxtrain.plugins.structures.axes.broadcasting import same_shape
+from onnxtrain.plugins.structures.axes.cut import Cut
+from onnxtrain.plugins.structures.axes.labels import Axis, fixed
+from onnxtrain.plugins.structures.axes.node import Node
+from onnxtrain.plugins.structures.axes.registry import axes_of
+
+
+@axes_of("Reshape", "Flatten")
+def reshape(node: Node) -> list[Axis]:
+    """y = x in another shape: axes of one size continue, the others split and merge within blocks of axes."""
+    before, after = node.shape(), node.output_shape()
+    taken = node.all_axes()
+    found: list[Axis | None] = [None] * len(after)
+    blocks = _blocks(before, after)
+    merging = [_Block(taken, before, after, *block) for block in blocks if not _continues(block, before, after)]
+    ways = max((len(block.pairs) for block in merging), default=1)
+    chosen = node.choice(ways) if ways > 1 else 0
+    for own, made in blocks:
+        if _continues((own, made), before, after):
+            wide = [place for place in own if before[place] != 1]
+            target = [place for place in made if after[place] != 1]
+            for place in made:
+                found[place] = fixed("its size is 1")
+            if wide and target:
+                found[target[0]] = taken[wide[0]]
+            continue
+    for block in merging:
+        for place, axis in zip(block.made, block.relate(node, chosen), strict=True):
+            found[place] = axis
+            if ways > 1:
+                node.judge_by(axis)
+    result = [fixed("it is reshaped from fixed axes") if axis is None else axis for axis in found]
+    if node.operator == "Reshape":
+        node.on_cut(lambda cut: _change_target(cut, node, result, after))
+    return result
+
+
+def _change_target(cut: Cut, node: Node, axes: Sequence[Axis], after: Sequence[Dimension]) -> None:
+    target = node.constant(1)
+    changes: dict[int, int | Fraction] = {}
+    for place, axis in enumerate(axes):
+        if axis.labels is None or (target is not None and target[place] == -1):
+            continue
+        if axis.repeats:  # a computed element is a multiple of the number of labels
+            content = node.content(1)
+            computed = content is None or not isinstance(content[place], int)
+            if target is None and computed and not cut.kept(axis).all():
+                changes[place] = Fraction(cut.count(axis), len(axis.labels))
+        elif cut.count(axis) != after[place]:
+            changes[place] = cut.count(axis)
+    if changes:
+        cut.set_elements(node.ir, 1, changes)
+
+
+_Places = tuple[list[int], list[int]]
+
+
+def _continues(block: _Places, before: Sequence[Dimension], after: Sequence[Dimension]) -> bool:
+    """Return whether a block has one axis on either side, apart from axes of size 1."""
+    own = [before[place] for place in block[0] if before[place] != 1]
+    made = [after[place] for place in block[1] if after[place] != 1]
+    return len(own) <= 1 and len(made) <= 1
+
+
+def _blocks(before: Sequence[Dimension], after: Sequence[Dimension]) -> list[_Places]:
+    """Split both shapes into the smallest blocks of axes with as many elements on either side."""
+    front, i, j = _matched(list(before), list(after))
+    back, k, m = _matched(list(before[i:])[::-1], list(after[j:])[::-1])
+    found = front
+    middle = (list(range(i, len(before) - k)), list(range(j, len(after) - m)))
+    if middle[0] or middle[1]:
+        found.append(middle)
+    for own, made in reversed(back):
+        found.append(
+            (sorted(len(before) - 1 - place for place in own), sorted(len(after) - 1 - place for place in made))
+        )
+    return found
+
+
+def _matched(before: list[Dimension], after: list[Dimension]) -> tuple[list[_Places], int, int]:
+    """Match blocks from the front as far as the sizes are known."""
+    found: list[_Places] = []
+    start = (0, 0)
+    i = j = 0
+    left, right = _Count(), _Count()
+    while True:
+        if left == right and (i, j) > start:
+            while i < len(before) and before[i] == 1 and (j >= len(after) or after[j] != 1):
+                i += 1
+            while j < len(after) and after[j] == 1 and (i >= len(before) or before[i] != 1):
+                j += 1
+            found.append((list(range(start[0], i)), list(range(start[1], j))))
+            start, left, right = (i, j), _Count(), _Count()
+        grow_left = (
+            left.number <= right.number if left.symbols == right.symbols else len(left.symbols) <= len(right.symbols)
+        )
+        if grow_left and i < len(before) and before[i] is not None:
+            left.add(before[i])
+            i += 1
+            if left == right and j > start[1]:
+                continue
+            if j < len(after) and after[j] == before[i - 1] and j == start[1] and i - 1 == start[0]:
+                right.add(after[j])
+                j += 1
+            continue
+        if j < len(after) and after[j] is not None and not (grow_left and i < len(before)):
+            right.add(after[j])
+            j += 1
+            continue
+        return found, *start
+
+
+class _Count:
+    """A number of elements: a number times symbols."""
+
+    def __init__(self) -> None:
+        self.number, self.symbols = 1, []  # type: ignore[var-annotated]
+
+    def add(self, size: Dimension) -> None:
+        number, symbols = factors(size) or (1, [])
+        self.number *= number
+        self.symbols = sorted([*self.symbols, *symbols])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Count) and (self.number, self.symbols) == (other.number, other.symbols)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Block:
+    """A block of axes that a reshape splits, merges, or both.
+
+    Args:
+        taken: The axes of the input.
+        before: Its shape.
+        after: The shape of the output.
+        own: The axes of the input in the block.
+        made: Those of the output.
+    """
+
+    def __init__(
+        self,
+        taken: Sequence[Axis],
+        before: Sequence[Dimension],
+        after: Sequence[Dimension],
+        own: list[int],
+        made: list[int],
+    ) -> None:
+        self.axes, self.made = [taken[place] for place in own], made
+        self.before, self.after = [before[place] for place in own], [after[place] for place in made]
+        self.labelled = [index for index, axis in enumerate(self.axes) if axis.labels is not None]
+        self._sizes = {source: self._aligned(source) for source in self.labelled}
+        self.pairs = [
+            (source, target)
+            for source, sizes in self._sizes.items()
+            if sizes is not None
+            for target, size in enumerate(sizes[1])
+            if size > 1
+        ]
+        """Each axis that has structures, and each that may get them."""
+
+    def relate(self, node: Node, choice: int) -> list[Axis]:
+        """Return the axes of the output; one of them gets the structures of one of the input."""
+        found = [fixed(f"{node.describe()} keeps it") for _ in self.after]
+        source, target = self.pairs[min(choice, len(self.pairs) - 1)] if self.pairs else (-1, -1)
+        for index in self.labelled:
+            if index != source:
+                node.fix(self.axes[index], f"{node.describe()} merges it with another axis")
+        sizes = self._sizes.get(source)
+        if sizes is None:
+            return found
+        axis, (own, made) = self.axes[source], sizes
+        assert axis.labels is not None
+        flat = np.broadcast_to(axis.labels.reshape([-1 if i == source else 1 for i in range(len(own))]), own)
+        rows = np.moveaxis(flat.reshape(made), target, 0).reshape(made[target], -1)
+        repeats = not isinstance(self.after[target], int) and self._is_open()
+        found[target] = replace(axis, labels=node.unite(rows), repeats=repeats)
+        return found
+
+    def _is_open(self) -> bool:
+        return any(
+            axis.repeats or (axis.labels is None and not isinstance(size, int))
+            for axis, size in zip(self.axes, self.before, strict=True)
+        )
+
+    def _aligned(self, source: int) -> tuple[list[int], list[int]] | None:
+        """Return sizes on both sides in which an axis lies in equal places; ``None`` if there are none.
+
+        Axes of unknown size before the source, and what lies before them, count once on both sides: structures repeat
+        along them. So do those behind the source.
+        """
+        own = [
+            len(axis.labels) if axis.labels is not None else size if isinstance(size, int) else 1
+            for axis, size in zip(self.axes, self.before, strict=True)
+        ]
+        made = [size if isinstance(size, int) else 1 for size in self.after]
+        open_made = [index for index, size in enumerate(self.after) if not isinstance(size, int)]
+        open_own = [
+            index
+            for index, (axis, size) in enumerate(zip(self.axes, self.before, strict=True))
+            if axis.repeats or (axis.labels is None and not isinstance(size, int))
+        ]
+        if not open_own and len(open_made) == 1:
+            made[open_made[0]] = max(math.prod(own) // math.prod(made), 1)
+        elif open_own and open_made:
+            if open_own[-1] < source or open_own == [source]:
+                own[: open_own[-1]] = [1] * open_own[-1]
+                last = open_made[-1]
+                made[:last] = [1] * last
+                made[last] = max(math.prod(own) // math.prod(made), 1)
+                if last and made[last] > 1:
+                    return None
+            elif open_own[0] > source:
+                own[open_own[0] :] = [1] * (len(own) - open_own[0])
+                made[open_made[0] :] = [1] * (len(made) - open_made[0])
+            else:
+                return None
+        return (own, made) if math.prod(own) == math.prod(made) else None
+
+
+@axes_of("Transpose")
+def transpose(node: Node) -> list[Axis]:
+    """y = x with its axes in another order."""
+    order = node.attribute("perm", list(range(node.rank()))[::-1])
+    return [node.axis(0, axis) for axis in order]
+
+
+@axes_of("Squeeze")
+def squeeze(node: Node) -> list[Axis]:
+    """y = x without axes of size 1."""
+    listed = node.integers("axes", 1)
+    if listed is None:
+        gone = {axis for axis, size in enumerate(node.shape()) if size == 1}
+    else:
+        gone = {axis % node.rank() for axis in listed}
+    return [node.axis(0, axis) for axis in range(node.rank()) if axis not in gone]
+
+
+@axes_of("Unsqueeze")
+def unsqueeze(node: Node) -> list[Axis]:
+    """y = x with new axes of size 1."""
+    listed = node.integers("axes", 1) or []
+    rank = len(node.output_shape())
+    new = {axis % rank for axis in listed}
+    if len(new) + node.rank() != rank:
+        return [fixed("its axes are not known") for _ in range(rank)]
+    rest = iter(node.all_axes())
+    return [fixed("its size is 1") if axis in new else next(rest) for axis in range(rank)]
+
+
+@axes_of("Concat")
+def concat(node: Node) -> list[Axis]:
+    """y = x_1, x_2, ... one after the other along an axis."""
+    axis, inputs = node.attribute("axis") % node.rank(), range(len(node.ir.inputs))
+    found = []
+    for place in range(node.rank()):
+        take = node.positions if place == axis else node.axis
+        axes = [take(index, place) for index in inputs]
+        if place != axis:
+            joined = node.join(*axes)
+            found.append(joined.with_zero(all(part.zero for part in axes)))
+            continue
+        if all(part.labels is None for part in axes):
+            found.append(axes[0])
+            continue
+        found.append(_concatenated(node, axes, [node.shape(index)[place] for index in inputs]))
+    return found
+
+
+def _concatenated(node: Node, axes: Sequence[Axis], sizes: Sequence[Dimension]) -> Axis:
+    parts = []
+    for part, size in zip(axes, sizes, strict=True):
+        if part.labels is not None:
+            parts.append(part)
+            continue
+        held = node.new(size)
+        if held.labels is None:
+            for other in axes:
+                node.fix(other, held.reason)
+            return held
+        node.fix(held, part.reason)
+        parts.append(held.with_zero(True))  # it stays
+    labels = np.concatenate([part.labels for part in parts if part.labels is not None])
+    return Axis(labels, zero=all(part.zero for part in parts))
+
+
+@axes_of("Split")
+def split(node: Node) -> list[list[Axis]]:
+    """y_1, y_2, ... = consecutive parts of x along an axis."""
+    axis, count = node.attribute("axis", 0) % node.rank(), len(node.ir.outputs)
+    whole = node.positions(0, axis)
+    sizes = node.integers("split", 1)
+    length = node.shape()[axis]
+    if sizes is None and not node.has(1) and isinstance(length, int):
+        each = -(-length // count)
+        sizes = [each] * (count - 1) + [length - each * (count - 1)]
+    others = [node.axis(0, place) for place in range(node.rank())]
+    if whole.labels is None or sizes is None:
+        held = node.fix(whole, f"{node.describe()} has computed sizes")
+        return [[*others[:axis], held, *others[axis + 1 :]]] * count
+    bounds = np.cumsum([0, *sizes])
+    parts = [whole.taken(whole.labels[start:end]) for start, end in itertools.pairwise(bounds.tolist())]
+
+    def change(cut: Cut) -> None:
+        counts = np.array([cut.count(part) for part in parts], np.int64)
+        if counts.tolist() == sizes:
+            return
+        node.ir.attributes.pop("num_outputs", None)
+        if node.opset < 13:
+            node.ir.attributes["split"] = ir.AttrInt64s("split", counts.tolist())
+        else:
+            cut.set_constant(node.ir, 1, counts)
+
+    node.on_cut(change)
+    return [[*others[:axis], part, *others[axis + 1 :]] for part in parts]
+
+
+@axes_of("Tile")
+def tile(node: Node) -> list[Axis]:
+    """y = x repeated along axes."""
+    repeats = node.constant(1)
+    found = []
+    for place in range(node.rank()):
+        axis, count = node.positions(0, place), None if repeats is None else int(repeats[place])
+        if axis.labels is None or count == 1:
+            found.append(axis if count == 1 else fixed("it is repeated"))
+        elif count is None:
+            found.append(node.fix(axis, f"{node.describe()} has computed repeats"))
+        else:
+            found.append(axis.taken(np.tile(axis.labels, count)))
+    return found
+
+
+@axes_of("Expand")
+def expand(node: Node) -> list[Axis]:
+    """y = x broadcast to a shape; new axes have structures of their own."""
+    after = node.output_shape()
+    before = (1,) * (len(after) - node.rank()) + tuple(node.shape())
+    found = []
+    for place, size in enumerate(after):
+        own = place - (len(after) - node.rank())
+        if own >= 0 and before[place] != 1:
+            found.append(node.positions(0, own))
+        else:
+            if own >= 0:
+                node.axis(0, own)
+            found.append(node.new(size) if size != 1 else fixed("its size is 1"))
+    node.on_cut(lambda cut: _change_sizes(cut, node, 1, found, after))
+    return found
+
+
+@axes_of("ConstantOfShape")
+def constant_of_shape(node: Node) -> list[Axis]:
+    """y = one number in a shape."""
+    after = node.output_shape()
+    value = node.attribute("value")
+    zero = value is None or not np.any(value.numpy())
+    found = [node.new(size).with_zero(zero) if size != 1 else fixed("its size is 1") for size in after]
+    node.on_cut(lambda cut: _change_sizes(cut, node, 0, found, after))
+    return found
+
+
+def _change_sizes(cut: Cut, node: Node, index: int, axes: Sequence[Axis], after: Sequence[Dimension]) -> None:
+    """Set the sizes of axes with structures in the shape that a node reads."""
+    target = node.constant(index)
+    offset = 0 if target is None else len(after) - target.size
+    changes = {
+        place - offset: cut.count(axis)
+        for place, axis in enumerate(axes)
+        if axis.labels is not None and cut.count(axis) != after[place]
+        if place >= offset and (target is None or target[place - offset] != 1)
+    }
+    if changes:
+        cut.set_elements(node.ir, index, changes)
+
+
+@axes_of("Shape")
+def shape(node: Node) -> list[Axis]:
+    """y = the sizes of x, which follow x; sizes that are known are constants already."""
+    for place in range(node.rank()):
+        node.positions(0, place)
+    return [fixed("it lists sizes") for _ in node.ir.outputs[0].shape or ()]
+
+
+@axes_of("DepthToSpace")
+def depth_to_space(node: Node) -> list[Axis]:
+    """y [n, c, h b, w b] = blocks of the channels of x: the b² channels of one stay together."""
+    channels, block = node.positions(0, 1), node.attribute("blocksize")
+    if channels.labels is not None:
+        by_place = node.attribute("mode", "DCR") == "DCR"
+        rows = channels.labels.reshape((block**2, -1) if by_place else (-1, block**2))
+        channels = channels.taken(node.unite(rows.T if by_place else rows))
+    return [node.axis(0, 0), channels, fixed("it is an image axis"), fixed("it is an image axis")]
+
+
+@axes_of("SpaceToDepth")
+def space_to_depth(node: Node) -> list[Axis]:
+    """y [n, b² c, h / b, w / b] = blocks of x as channels."""
+    channels, block = node.positions(0, 1), node.attribute("blocksize")
+    if channels.labels is not None:
+        channels = channels.taken(np.tile(channels.labels, block**2))
+    return [node.axis(0, 0), channels, fixed("it is an image axis"), fixed("it is an image axis")]
+
+
+@axes_of("Trilu")
+def trilu(node: Node) -> list[Axis]:
+    """y = a triangle of x, which relates its last two axes."""
+    return same_shape(node, keeps_zero=True, mixed=[-1, -2], reason="relates its last two axes")
+
+
+@axes_of("ReverseSequence")
+def reverse_sequence(node: Node) -> list[Axis]:
+    """y = x with its sequences reversed."""
+    mixed = [node.attribute("batch_axis", 1), node.attribute("time_axis", 0)]
+    return same_shape(node, keeps_zero=True, mixed=mixed, reason="reverses it")

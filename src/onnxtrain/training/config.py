@@ -1,0 +1,577 @@
+"""The frozen configuration of a training: the only list of its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, get_args
+
+import numpy as np
+import onnx
+
+from onnxtrain.autodiff.options import Compute, GradientOptions
+from onnxtrain.distributed.communicator import Communicator
+from onnxtrain.errors import OptionError
+from onnxtrain.errors._internal import gc_paused
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.patterns import Patterns
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
+from onnxtrain.losses.loss_choice import LossLike, resolve_losses
+from onnxtrain.lowering.training_info.recipe import Clipping
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.operators import Adam
+from onnxtrain.operators.call_text import read_call
+from onnxtrain.operators.choice import choose_optimizer
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parameters.ema import EMA, choose_ema
+from onnxtrain.parameters.groups import Group, listed_groups
+from onnxtrain.parameters.masks import Masks
+from onnxtrain.parameters.ties import untied
+from onnxtrain.parameters.trainable import parameter_table
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.working_copy.adaptation import Adaptation
+from onnxtrain.training.working_copy.training_modes import Modes
+from onnxtrain.training.working_copy.widening import widen
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Precision:
+    """Number formats of a training: ``Trainer(precision=Precision(compute="bfloat16", states="8bit"))``.
+
+    As text, ``"bfloat16"`` or ``"bfloat16, states=8bit, master_weights=false"``.
+
+    Args:
+        compute: ``"bfloat16"`` rounds the operands of linear layers, attention and convolutions, forward and
+            backward, and accumulates in float32: about twice the rate on CPUs with AVX512-BF16; other CPUs refuse it.
+            Linear layers with fewer than 64 rows or columns (adapters), convolutions of few channels or several groups,
+            softmax, norms, losses and updates stay in float32, as do ``evaluate`` and ``predict``, which compute as the
+            saved model does.
+        states: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes; ``"8bit"``, or
+            ``"int8"``, in a quarter, block-wise: 8-bit values with one scale per 256, for parameters of at least 4,096
+            elements, with the native kernels only. Rounding is stochastic and unbiased; its samples follow from the
+            seed, so that a resumed training continues bit for bit. By default states have the type of their parameter.
+        master_weights: Whether trained weights of a file in float16 or bfloat16 are held in float32, and rounded when
+            they are saved. ``False`` keeps bfloat16 weights in bfloat16, half the bytes: every update rounds them
+            stochastically, as ``states`` rounds states.
+
+    Raises:
+        OptionError: A value is not accepted.
+
+    Example:
+        >>> Precision(states="int8")
+        Precision(compute='float32', states='8bit', master_weights=True)
+    """
+
+    compute: Compute = "float32"
+    states: str | None = None
+    master_weights: bool = True
+
+    def __post_init__(self) -> None:
+        if self.states in ("int8", "uint8", "8-bit"):  # names of other tools
+            object.__setattr__(self, "states", "8bit")
+        if self.states not in (None, "bfloat16", "8bit"):
+            raise OptionError(
+                f"Precision: states is {self.states!r}; it is 'bfloat16' or '8bit', or None for states of the weights' "
+                "type."
+            )
+        if self.compute not in get_args(Compute):
+            raise OptionError(
+                f"Precision: compute is {self.compute!r}; it is 'float32' or 'bfloat16'. Models in float16 or bfloat16 "
+                "train in float32 as they are."
+            )
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Distributed:
+    """Data-parallel training: ``Trainer(distributed=Distributed("mpi", shard_states=True))``.
+
+    A communicator, or ``"mpi"``, is short for one without sharding.
+
+    Args:
+        communicator: The processes that train this model together, each on its part of every batch, such as
+            ``onnxtrain.distributed.MPI()``; ``"mpi"`` makes one.
+        shard_states: Whether each of N processes keeps an N-th of the optimizer's states, and updates an N-th of the
+            weights.
+        shard_gradients: Whether each process keeps no more than that share of the gradients, too; with
+            ``shard_states`` only.
+
+    Raises:
+        OptionError: A value is not accepted.
+    """
+
+    communicator: Communicator | Literal["mpi"] | None = None
+    shard_states: bool = False
+    shard_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shard_gradients and not self.shard_states:
+            raise OptionError("shard_gradients=True shares gradients beside states; give shard_states=True, too.")
+        if isinstance(self.communicator, str):
+            if self.communicator != "mpi":
+                raise OptionError(f"distributed is {self.communicator!r}; as text it is 'mpi'.")
+            from onnxtrain.distributed.mpi import MPI
+
+            object.__setattr__(self, "communicator", MPI())
+
+    @property
+    def processes(self) -> Communicator | None:
+        """The communicator, if there is one."""
+        return None if isinstance(self.communicator, str) else self.communicator
+
+
+class AdvancedOptions(TypedDict, total=False):
+    """Options of a training that few trainings need; see :class:`TrainingConfig` for all."""
+
+    clip_value: float | None
+    masks: Mapping[str, np.ndarray] | str | None
+    sparsify: Patterns | None
+    untie: bool | Patterns
+    tie: bool | Patterns
+    straight_through: bool
+    recompute: Patterns
+    dynamic_batch: bool
+
+
+class ModelOptions(AdvancedOptions, total=False):
+    """Options of a training that a training model records."""
+
+    train: Patterns | None
+    freeze: Patterns | None
+    groups: Sequence[Group]
+    output: str | None
+    targets: TargetKind | None
+    batch_norm: str
+    dropout: bool
+    clip_norm: float | None
+    ema: float | EMA | None
+    lora: Adaptation | None
+    qat: bool
+    seed: int
+    precision: Precision | str | None
+
+
+class Options(ModelOptions, total=False):
+    """The options of a training as keyword arguments, with the types that callers may pass.
+
+    :class:`TrainingConfig` has the defaults, the documentation and the converted types.
+    """
+
+    accumulate: int
+    threads: int | None
+    distributed: Distributed | Communicator | Literal["mpi"] | None
+    runtime: RuntimeOptions | None
+
+
+ADVANCED: Final = tuple(AdvancedOptions.__annotations__)
+
+
+def _patterns(given: Patterns) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _optional_patterns(given: Patterns | None) -> tuple[str, ...] | None:
+    return None if given is None else _patterns(given)
+
+
+def _switch_or_patterns(given: bool | Patterns) -> bool | tuple[str, ...]:
+    return given if isinstance(given, bool) else _patterns(given)
+
+
+def _trained(file: ModelFile, train: Patterns | None) -> set[str]:
+    """Return the names of the initializers that are parameters by default, or that ``train`` names."""
+    model = file.training_model()
+    widen(model)
+    rows = parameter_table(infer_shapes(model), None)
+    return {row.name for row in rows if row.trainable} | set(_optional_patterns(train) or ())
+
+
+def choose_precision(given: Precision | str | None) -> Precision:
+    """Return the number formats that an argument describes.
+
+    Raises:
+        OptionError: It describes none.
+
+    >>> choose_precision("bfloat16, states=8bit")
+    Precision(compute='bfloat16', states='8bit', master_weights=True)
+    """
+    if given is None or isinstance(given, Precision):
+        return given or Precision()
+    call = read_call(f"precision({given})") if isinstance(given, str) else None
+    if call is None or len(call.positional) > 1:
+        raise OptionError(
+            f"precision is {given!r}; it needs onnxtrain.Precision(compute='bfloat16'), or text such as 'bfloat16' or "
+            "'bfloat16, states=8bit'."
+        )
+    values = {"true": True, "false": False, "none": None}
+    named: dict[str, Any] = {name: values.get(text.lower(), text.strip("'\"")) for name, text in call.named.items()}
+    compute: Any = call.positional[0] if call.positional else named.pop("compute", "float32")
+    return Precision(compute, **named)
+
+
+def choose_distributed(given: Distributed | Communicator | str | None) -> Distributed:
+    """Return the data-parallel settings that an argument describes.
+
+    Raises:
+        OptionError: It describes none.
+    """
+    if isinstance(given, Distributed):
+        return given
+    if given is not None and not isinstance(given, str) and not hasattr(given, "size"):
+        raise OptionError(
+            f"distributed is {given!r}; it needs a communicator such as onnxtrain.distributed.MPI(), "
+            "onnxtrain.Distributed(...), or 'mpi'."
+        )
+    return Distributed(given)  # type: ignore[arg-type]
+
+
+def _adaptation(given: object) -> Adaptation | None:
+    if given is None or isinstance(given, Adaptation):
+        return given
+    raise OptionError(f"lora is {given!r}; it needs settings, such as onnxtrain.Lora(rank=8).")
+
+
+def _runtime_options(given: RuntimeOptions | None) -> RuntimeOptions:
+    return given or RuntimeOptions()
+
+
+def _option(doc: str, convert: Callable[[Any], Any] | None = None, flag: str = "") -> dict[str, Any]:
+    """Return the metadata of an option's field.
+
+    Args:
+        doc: Its documentation.
+        convert: Conversion of a caller's argument.
+        flag: Help of its flag on the command line; empty where it has none.
+    """
+    return {"doc": doc, "convert": convert, "flag": flag}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """The frozen configuration of a training: equal configurations make equal step graphs.
+
+    :meth:`of` makes it from the arguments of :class:`onnxtrain.Trainer`. The documentation of an option is
+    ``metadata["doc"]`` of its field; ``tools/option_docs.py`` writes it into the docstring of ``Trainer``.
+
+    Raises:
+        OptionError: A field has a value that it cannot have.
+    """
+
+    model: ModelFile = field(
+        metadata=_option(
+            "A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the trained "
+            "initializers differ. A path takes less memory: the weights are held once, and not a second time in the "
+            "loaded model."
+        )
+    )
+    """The model as it was read, with the copies that ``untie`` asks for; compared by identity."""
+    loss: Loss | JointLoss | str = field(
+        metadata=_option(
+            'What to minimise: ``"softmax_cross_entropy"``, ``"next_token"``, ``"binary_cross_entropy"``, '
+            '``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, each with arguments as in '
+            '``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a '
+            ":class:`~onnxtrain.losses.Loss`, the path of an ONNX model of (prediction, target), or a function "
+            "(builder, prediction, target) -> value. A model that ends in the Softmax or Sigmoid that a cross-entropy "
+            "contains is trained on its logits."
+        )
+    )
+    optimizer: Optimizer = field(
+        default_factory=Adam,
+        metadata=_option('Update rule, by default ``Adam()``; or its name, ``"adamw(lr=3e-4)"``.'),
+    )
+    train: tuple[str, ...] | None = field(
+        default=None,
+        metadata=_option(
+            "Glob patterns of the initializers to train; by default all parameters (``onnxtrain inspect "
+            "MODEL`` lists them).",
+            _optional_patterns,
+            flag="Train only matching parameters, such as 'classifier.*'. May be repeated.",
+        ),
+    )
+    freeze: tuple[str, ...] | None = field(
+        default=None,
+        metadata=_option(
+            "Glob patterns of initializers to freeze; wins over ``train``.",
+            _optional_patterns,
+            flag="Freeze matching parameters. May be repeated.",
+        ),
+    )
+    groups: tuple[Group, ...] = field(
+        default=(),
+        metadata=_option(
+            "Parameter groups with settings of their own, :class:`~onnxtrain.Group`. A parameter belongs to "
+            "the first group that matches it, as in PyTorch.",
+            listed_groups,
+            flag="Other optimizer settings for matching parameters: '*.bias|*norm*, weight_decay=0', or "
+            "lr_scale=0.1. The first matching group counts. May be repeated.",
+        ),
+    )
+    output: str | None = field(
+        default=None,
+        metadata=_option(
+            "The output that the loss reads, by default the first one of a floating type.",
+            flag="Output of the model that the loss reads.  [default: the first floating-point output]",
+        ),
+    )
+    targets: TargetKind | None = field(
+        default=None,
+        metadata=_option(
+            '``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by '
+            "default decided by the first data.",
+            flag="Targets are class indices or values, where the loss takes both.  [default: by the data]",
+        ),
+    )
+    batch_norm: str = field(
+        default="frozen",
+        metadata=_option(
+            '``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, '
+            'with the running ones written back; ``"sync"``: synchronized over all ranks (SyncBatchNorm).',
+            flag="Batch normalization: running statistics of the file; statistics of the batch, with the running "
+            "ones written back; or of the batch over all processes.",
+        ),
+    )
+    dropout: bool = field(
+        default=False,
+        metadata=_option(
+            "Whether Dropout nodes are active while training, whatever mode the file sets.",
+            flag="Let Dropout nodes drop while training.",
+        ),
+    )
+    untie: bool | tuple[str, ...] = field(
+        default=False,
+        metadata=_option(
+            "Split shared initializers, so that each node has its own: ``True`` for those that exporters "
+            "merge (scales, biases and statistics), or glob patterns.",
+            _switch_or_patterns,
+            flag="Give every node its own copy of equal vectors that an exporter merged.",
+        ),
+    )
+    tie: bool | tuple[str, ...] = field(
+        default=False,
+        metadata=_option(
+            "Train initializers that hold the same values (an embedding, and the output projection as its "
+            "transposed copy) as one: ``True`` for all, or glob patterns.",
+            _switch_or_patterns,
+            flag="Train weights that the model holds twice, such as a transposed embedding, as one.",
+        ),
+    )
+    clip_value: float | None = field(
+        default=None,
+        metadata=_option(
+            "Clip every element of the gradients to [-clip_value, clip_value].",
+            flag="Clip every element of the gradients to [-FLOAT, FLOAT].",
+        ),
+    )
+    clip_norm: float | None = field(
+        default=None,
+        metadata=_option(
+            "Scale the gradients so that their global norm is at most this.",
+            flag="Scale the gradients so that their global norm is at most this.",
+        ),
+    )
+    masks: Masks = field(
+        default_factory=Masks,
+        metadata=_option(
+            'Boolean arrays by parameter name; elements stay zero where a mask is false. ``"keep"`` keeps the zeros '
+            "of the tensors that were pruned. See :meth:`set_masks`.",
+            Masks,
+            flag="keep: keep the zeros of a pruned model while its other weights train.",
+        ),
+    )
+    sparsify: tuple[str, ...] | None = field(
+        default=None,
+        metadata=_option(
+            "Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by "
+            "default the weights of linear layers, convolutions, recurrent layers and embeddings. Other "
+            "parameters take plain steps.",
+            _optional_patterns,
+        ),
+    )
+    accumulate: int = field(
+        default=1,
+        metadata=_option("Split every batch into this many micro-batches; the step equals that of the whole batch."),
+    )
+    ema: EMA | None = field(
+        default=None,
+        metadata=_option(
+            "Keep an exponential moving average of the parameters, with this decay, or as an "
+            ":class:`~onnxtrain.EMA` says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with "
+            "``ema=True``.",
+            choose_ema,
+        ),
+    )
+    straight_through: bool = field(
+        default=False,
+        metadata=_option(
+            "Pass gradients unchanged through operators that round or quantize (straight-through estimator); "
+            "see :func:`onnxtrain.gradient`.",
+            flag="Pass gradients unchanged through operators that round or quantize.",
+        ),
+    )
+    qat: bool = field(
+        default=False,
+        metadata=_option(
+            "Quantization-aware training of a quantized model: integer weights are trained as floats that "
+            "every step rounds, scales are trained, and integers and scales are saved "
+            "([quantization](docs/quantization.md)). Implies ``straight_through``.",
+            flag="Quantization-aware training of a quantized model: integer weights and their scales.",
+        ),
+    )
+    recompute: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            "Glob patterns of names of nodes whose outputs are recomputed in the backward pass (activation "
+            'checkpointing): takes time, saves memory, changes no result. ``"layers"`` recomputes every '
+            "numbered layer from its input.",
+            _patterns,
+            flag="Recompute the outputs of nodes of such names in the backward pass (activation checkpointing): "
+            "saves memory. May be repeated.",
+        ),
+    )
+    dynamic_batch: bool = field(
+        default=False,
+        metadata=_option(
+            "Train a model of a fixed batch size on batches of any size, by :func:`onnxtrain.dynamic_batch`; "
+            "the saved file keeps its own.",
+            flag="Train a model of a fixed batch size on batches of --batch-size.",
+        ),
+    )
+    lora: Adaptation | None = field(
+        default=None,
+        metadata=_option(
+            "Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names the "
+            "initializers that are trained in full beside them, by default none.",
+            _adaptation,
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=_option(
+            "Seed of shuffling and of dropout.",
+            flag="Seed of shuffling and of dropout.",
+        ),
+    )
+    threads: int | None = field(
+        default=None,
+        metadata=_option("Threads within an operator; default one per core."),
+    )
+    runtime: RuntimeOptions = field(
+        default_factory=RuntimeOptions,
+        metadata=_option(
+            "Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.",
+            _runtime_options,
+        ),
+    )
+    precision: Precision = field(
+        default_factory=Precision,
+        metadata=_option(
+            'Number formats of computation, states and weights, :class:`onnxtrain.Precision`, or text: ``"bfloat16"``.',
+            choose_precision,
+            flag="Number formats: bfloat16 rounds the operands of linear layers, attention and convolutions "
+            "(faster with AVX512-BF16); 'states=bfloat16' or 'states=8bit' stores the optimizer's states in fewer "
+            "bytes, rounded stochastically; 'master_weights=false' holds bfloat16 weights as the file does.",
+        ),
+    )
+    distributed: Distributed = field(
+        default_factory=Distributed,
+        metadata=_option(
+            "Data-parallel training with other processes: a communicator such as ``onnxtrain.distributed.MPI()``, "
+            '``"mpi"``, or :class:`onnxtrain.Distributed`; ``parallel=`` is the same argument.',
+            choose_distributed,
+        ),
+    )
+    form: Forms | None = None
+    """The kind and shape of targets by loss, as the data show them; ``None`` before any data."""
+    weighted: bool = False
+    """True where the data have one weight per example."""
+    packed: bool = False
+    """True where the data are packed rows of documents."""
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1:
+            raise OptionError(f"accumulate is {self.accumulate}; it needs a number of micro-batches of at least 1.")
+        if self.targets not in (None, "indices", "values"):
+            raise OptionError(f"targets is {self.targets!r}; it is 'indices' or 'values'.")
+        if self.ema is not None and not self.precision.master_weights:
+            raise OptionError(
+                "ema keeps averages of weights in float32, and master_weights=False has none in it; "
+                "leave one of them out."
+            )
+        if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
+            raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
+        _ = self.modes, self.clipping  # which check their own fields
+        if self.synchronized and not self.runtime.uses_kernels():
+            raise OptionError(
+                "batch_norm='sync' needs the native kernels, which add up over the processes, and these are not used "
+                "here; take batch_norm='train', which has the statistics of each process's part."
+            )
+
+    @classmethod
+    @gc_paused()
+    def of(
+        cls,
+        model: str | os.PathLike[str] | onnx.ModelProto,
+        loss: LossLike,
+        optimizer: Optimizer | str | None = None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """Read the model and convert a caller's arguments.
+
+        Raises:
+            ModelError: The model cannot be read.
+            OptionError: An argument has a value that it cannot have.
+        """
+        fields: dict[str, Any] = {
+            "model": untied(
+                ModelFile.load(model, lent=True),
+                options.get("untie", False),
+                lambda file: _trained(file, options.get("train")),
+            ),
+            "loss": resolve_losses(loss),
+            "optimizer": choose_optimizer(optimizer),
+        }
+        for name, value in options.items():
+            convert = cls.__dataclass_fields__[name].metadata["convert"]
+            fields[name] = value if convert is None else convert(value)
+        if fields.get("qat"):
+            fields["straight_through"] = True
+        if (threads := options.get("threads")) is not None:
+            fields["runtime"] = dataclasses.replace(fields.get("runtime", RuntimeOptions()), threads=threads)
+        return cls(**fields)
+
+    @property
+    def parallel(self) -> Communicator | None:
+        """The communicator of the processes that train together, if any."""
+        return self.distributed.processes
+
+    @property
+    def modes(self) -> Modes:
+        """Modes of batch normalization and Dropout; each rank draws its own dropout masks."""
+        seed = self.seed
+        if self.parallel is not None and self.parallel.rank:
+            seed = int(np.random.SeedSequence((seed % (1 << 63), self.parallel.rank)).generate_state(1, np.uint32)[0])
+        return Modes(self.batch_norm, self.dropout, seed)
+
+    @property
+    def divided(self) -> bool:
+        """Whether several processes train together."""
+        return self.parallel is not None and self.parallel.size > 1
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether batch normalization takes the statistics of several processes; of one they are its own."""
+        return self.divided and self.batch_norm == "sync"
+
+    @property
+    def clipping(self) -> Clipping:
+        """Clipping of the gradients before the update."""
+        return Clipping(self.clip_value, self.clip_norm)
+
+    @property
+    def gradients(self) -> GradientOptions:
+        """Options of the construction of gradients."""
+        return GradientOptions(self.straight_through, self.recompute, self.precision.compute)

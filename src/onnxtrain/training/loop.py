@@ -1,0 +1,635 @@
+"""The training loop: epochs of steps, validation, checkpoints and callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtrain import __version__
+from onnxtrain.data import Batch, Dataset, IterableDataset
+from onnxtrain.data.array_dataset import undivided
+from onnxtrain.data.augmentation import Augment, augmented
+from onnxtrain.data.base import share
+from onnxtrain.data.data_names import DataNames
+from onnxtrain.data.prefetch import Prefetch
+from onnxtrain.distributed.agreement import check_ends
+from onnxtrain.distributed.communicator import Communicator, Single
+from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
+from onnxtrain.errors.formatting import plural
+from onnxtrain.losses.heads import HeadMetric, no_labels_left
+from onnxtrain.metrics.base import MeanAccumulator
+from onnxtrain.parameters.masks import set_to_zero
+from onnxtrain.parameters.ties import value_reader
+from onnxtrain.training.callbacks import Callback, CallbackList, TrainingState
+from onnxtrain.training.callbacks.progress import Progress, ProgressLike, display_for
+from onnxtrain.training.callbacks.stopping import Stopping
+from onnxtrain.training.checkpoints.fingerprint import counts_epochs, describe_loop, differences, names_to_change
+from onnxtrain.training.description import (
+    JSON,
+    describe_data,
+    describe_masks,
+    describe_model,
+    describe_settings,
+    describe_weights,
+)
+from onnxtrain.training.executor import Executor
+from onnxtrain.training.report.record import VALIDATION
+from onnxtrain.training.schedules import Schedule
+from onnxtrain.training.schedules.learning_rate import LearningRate
+from onnxtrain.training.state import Parameters, State
+
+if TYPE_CHECKING:
+    from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+    from onnxtrain.training.inference.evaluation import Evaluator
+
+
+_logger = logging.getLogger(__name__)
+
+
+KEPT = "which save() writes."
+"""End of the message of an interruption without a checkpoint of the last step."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Options of checkpoints: folder, interval, and the checkpoint to resume from.
+
+    Attributes:
+        store: The folder; ``None`` for no checkpoints.
+        every: Steps between checkpoints; ``None`` for one per epoch.
+        resume: Whether to go on from a checkpoint.
+        path: The checkpoint to resume from; ``None`` for the newest.
+        changes: Names of the settings that may differ from the checkpoint.
+    """
+
+    store: CheckpointStore | None
+    every: int | None
+    resume: bool
+    path: str | os.PathLike[str] | None
+    changes: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | os.PathLike[str] | None,
+        *,
+        every: int | None,
+        keep: int,
+        resume: bool | str | os.PathLike[str],
+        change: str | Collection[str],
+        save_best: str | None,
+    ) -> Checkpoints:
+        """Check the arguments of ``fit`` about checkpoints.
+
+        Raises:
+            OptionError: An argument needs another one, or has a value that is not accepted.
+        """
+        if every is not None and every < 1:
+            raise OptionError(f"checkpoint_every is {every}; it needs a number of steps of at least 1.")
+        if resume and folder is None:
+            raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
+        if save_best is not None and folder is None:
+            raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
+        changes = names_to_change(change if isinstance(change, str) else list(change))
+        if changes and not resume:
+            raise OptionError(
+                "change lists the settings that may differ from the checkpoint; it needs resume=True, too."
+            )
+        store = None
+        if folder is not None:
+            from onnxtrain.training.checkpoints.checkpoint import CheckpointStore  # imports safetensors
+
+            if not os.fspath(folder):
+                raise OptionError(
+                    "checkpoint is '', which names no folder; give the name of one, such as 'checkpoints'."
+                )
+            store = CheckpointStore(folder, keep)
+        path = None if isinstance(resume, bool) else resume
+        return cls(store, every, bool(resume), path, changes)
+
+    def check_new(self) -> None:
+        """Check that a new training does not write among the checkpoints of an earlier one.
+
+        Raises:
+            CheckpointError: The folder holds checkpoints.
+        """
+        newest = None if self.store is None else self.store.latest()
+        if not self.resume and self.store is not None and newest is not None:
+            raise CheckpointError(
+                f"The folder {os.fspath(self.store.folder)!r} holds checkpoints of an earlier training (the newest is "
+                f"{newest}); resume it, or give another folder."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Options and objects of one call of ``fit``.
+
+    Attributes:
+        executor: Runs the steps.
+        state: The values that the steps change.
+        rate: The learning rate of the trainer.
+        dataset: The training data of all ranks.
+        features: The same examples as the steps read them, where these start at the outputs of frozen layers.
+        validation: The validation data, and the evaluator for them.
+        metrics: The validation metrics.
+        schedule: The learning-rate schedule as given.
+        rates: The learning rate by step.
+        names: Column names and labels of the data.
+        callbacks: All callbacks as one.
+        progress: The state that callbacks receive.
+        epochs: Number of epochs.
+        batch_size: Examples per step on all ranks together.
+        shuffle: Whether to shuffle the examples in every epoch.
+        prefetch: Whether a thread prepares the next batch.
+        augment: Changes the inputs of training batches.
+        ema: Whether validation measures the moving averages.
+        checkpoints: Options of checkpoints.
+    """
+
+    executor: Executor
+    state: State
+    rate: LearningRate
+    dataset: Dataset
+    features: Dataset | None
+    validation: tuple[Dataset, Evaluator] | None
+    metrics: list[HeadMetric]
+    schedule: str | Schedule | None
+    rates: Schedule
+    names: DataNames
+    callbacks: CallbackList
+    progress: TrainingState
+    epochs: int
+    batch_size: int
+    shuffle: bool
+    prefetch: bool
+    augment: Augment | None
+    ema: bool
+    checkpoints: Checkpoints
+
+
+@dataclass
+class Position:
+    """Position of a training in a checkpoint: the next batch, the sums of the epoch so far, the reason of a stop.
+
+    ``epoch`` and ``batch`` count finished epochs and batches. ``learning_rate`` is the rate that a callback has set; it
+    replaces the schedule. ``last_rate`` is the rate of the last step. ``ahead`` is added to ``step`` for a schedule
+    that depends on epochs, where earlier ones had another number of steps. ``before`` counts the epochs of earlier
+    calls of ``fit``.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    total: float = 0.0
+    examples: int = 0
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    stopped: str | None = None
+    learning_rate: float | None = None
+    last_rate: float | None = None
+    ahead: int = 0
+    before: int = 0
+
+
+class Loop:
+    """Run one call of ``fit``."""
+
+    def __init__(self, options: LoopOptions) -> None:
+        self._options = options
+        self._executor, self._state = options.executor, options.state
+        communicator = options.executor.config.parallel
+        self._communicator: Communicator = communicator or Single()
+        self._shared = options.executor.share(options.features or options.dataset)
+        # rank 0 alone reads and writes checkpoints
+        self._store = None if self._communicator.rank else options.checkpoints.store
+        several = self._communicator.size > 1
+        self._identity = _identity(options) if several or options.checkpoints.store is not None else {}
+        # Ranks read batches of unknown content on their own.
+        self._compares = several and self._identity["data"]["content"] is None
+        self._count = self._shared.batch_count(options.batch_size) if self._compares else None
+        self._position = Position(before=self._state.epochs)
+        self._prefetch = Prefetch(threaded=options.prefetch)
+        self._stopping = Stopping()
+        self._tokens = 0
+        self._not_written: set[int] = set()  # steps without their checkpoint
+
+    def run(self) -> None:
+        """Resume from a checkpoint if requested, and train until the last epoch.
+
+        Raises:
+            CheckpointError: The folder holds checkpoints of another training.
+        """
+        options = self._options
+        with contextlib.ExitStack() as stack:
+            if self._store is not None:
+                stack.enter_context(self._store.reserved())
+            checkpoints = options.checkpoints
+            asked = {
+                "call": "fit",
+                "epochs": options.epochs,
+                "checkpoint": checkpoints.store is not None,
+                "resume": checkpoints.path or checkpoints.resume,
+                "batches": self._count,
+                "epochs before": self._state.epochs,
+            }
+            validation = options.validation and options.validation[0]
+            data = {"data": options.dataset, "validation": validation}
+            self._executor.check_agreement({**self._identity, **asked}, data)
+            if self._store is not None:
+                checkpoints.check_new()
+            stack.enter_context(options.rate.training())
+            stack.callback(options.callbacks.close)
+            if checkpoints.resume:
+                self._resume()
+            stack.callback(self._say_which_exist)
+            self._run_epochs()
+
+    def _run_epochs(self) -> None:
+        options, progress = self._options, self._options.progress
+        self._state.check_finite(self._executor.config.model, begins=True)
+        progress.bind_rate(options.rate.choose)
+        progress.weights = self._state.trained
+        progress.averages = Parameters(self._state.buffers, list(self._state.averages.values()))
+        progress.ema, progress.data, progress.of_tokens = options.ema, options.dataset.name, options.dataset.of_tokens
+        try:
+            with self._stopping:
+                options.callbacks.on_fit_begin(progress)
+                while self._position.epoch < options.epochs and not progress.stop:
+                    self._epoch()
+                options.callbacks.on_fit_end(progress)
+                if self._stopping.signal is not None and self._communicator.size == 1:  # after the last step
+                    raise self._interrupted()
+        except KeyboardInterrupt as interrupt:
+            where = self._where_to_go_on()
+            if interrupt.args or not where:
+                raise
+            raise KeyboardInterrupt(f"Interrupted; {where}") from None
+
+    def _interrupted(self) -> BaseException:
+        """Return the exception of a signal that was received."""
+        step = self._position.step
+        where = "" if step in self._not_written else self._where_to_go_on()
+        return self._stopping.exception(
+            f"Interrupted; {where or f'the trainer has the weights of step {step}, {KEPT}'}"
+        )
+
+    def _epoch(self) -> None:
+        progress, position = self._options.progress, self._position
+        progress.epoch, progress.metrics = position.epoch + 1, {}
+        self._state.epochs = position.before + progress.epoch
+        self._options.callbacks.on_epoch_begin(progress)
+        began, self._tokens = time.perf_counter(), 0
+        with contextlib.closing(self._batches()) as batches:
+            if self._run_steps(batches):
+                if progress.of_tokens:
+                    progress.tokens_per_second = self._tokens / max(time.perf_counter() - began, 1e-9)
+                self._end_epoch()
+
+    def _run_steps(self, batches: Iterator[Batch]) -> bool:
+        """Train a step on each batch; return whether the epoch is complete."""
+        options, executor, position = self._options, self._executor, self._position
+        progress, every = options.progress, options.checkpoints.every
+        learned = position.batch > 0  # a resumed epoch has begun before
+        for batch in batches:
+            position.batch += 1
+            if not batch.total:
+                continue
+            rate = options.rate.follow(options.rates, position.step + position.ahead)
+            executor.send_signal(self._stopping)
+            with self._state.buffers.training("fit", changes=executor.config.divided):
+                loss = executor.step_batch(batch, rate)
+            executor.check_loss(loss, position.step, rate, self._last_good())
+            learned = learned or loss != 0 or not executor.objective.ignores_all(batch)
+            position.step += 1
+            position.total += loss * batch.total
+            for name, part_loss in executor.parts.items():
+                position.parts[name] = position.parts.get(name, 0.0) + part_loss * batch.total
+            position.examples += batch.total
+            position.last_rate = rate
+            progress.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.total)
+            progress.batch, progress.waited = batch, self._prefetch.waited
+            self._tokens += batch.tokens if progress.of_tokens else 0
+            options.callbacks.on_step_end(progress)
+            if options.callbacks.decide_by_step:
+                self._decide_once()
+            asked = executor.received_signal(self._stopping)
+            if asked or (every is not None and position.step % every == 0):
+                self._save()
+            if asked:
+                raise self._interrupted()
+            if progress.stop:
+                return False
+        if not learned and (targets := executor.objective.targets) is not None:
+            raise DataError(no_labels_left(options.dataset.name, targets.loss))
+        return True
+
+    def _batches(self) -> Generator[Batch]:
+        """Yield the remaining batches of this epoch, without examples that cannot be padded.
+
+        Raises:
+            DataError: The data does not fit the model or ends early; the message names the checkpoint to resume from.
+        """
+        options, position, objective = self._options, self._position, self._executor.objective
+        seed = self._executor.config.seed
+        try:
+            read = self._shared.batches(
+                options.batch_size,
+                shuffle=options.shuffle,
+                seed=seed,
+                epoch=position.before + position.epoch,
+                start=position.batch,
+            )
+            if options.augment is not None:
+                read = augmented(
+                    read,
+                    options.augment,
+                    seed=seed,
+                    epoch=position.before + position.epoch,
+                    start=position.batch,
+                    rank=self._communicator.rank,
+                )
+            copies = type(undivided(self._shared)) is IterableDataset
+            with contextlib.closing(self._prefetch(read, copies=copies)) as batches:
+                for batch in self._together(batches) if self._compares else batches:
+                    fixed = objective.fixed_batch
+                    if fixed is not None and objective.loss is None:
+                        whole = batch.total // fixed.size * fixed.size
+                        batch = share(batch, slice(0, batch.size // fixed.size * fixed.size), whole)
+                    yield batch
+        except DataError as error:
+            where = self._where_to_go_on()
+            raise DataError(f"{error} ({where})" if where else str(error)) from error
+
+    def _together(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches; check that they end for all ranks at once, after each if their number is unknown."""
+        number = self._position.batch
+        while True:
+            batch = next(batches, None)
+            if batch is None or self._count is None or number >= self._count:
+                check_ends(self._communicator, number, ended=batch is None)
+            if batch is None:
+                return
+            yield batch
+            number += 1
+
+    def _where_to_go_on(self) -> str:
+        """Return the sentence of an error that names the newest checkpoint."""
+        newest = self._newest()
+        return "" if newest is None else f"'{newest}' is kept, resume=True goes on from there."
+
+    def _end_epoch(self) -> None:
+        options, progress, position = self._options, self._options.progress, self._position
+        mean = MeanAccumulator()
+        mean.add(position.total / max(position.examples, 1), position.examples)
+        progress.loss = mean.value
+        parts = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
+        progress.metrics = parts
+        if options.validation is not None:
+            dataset, evaluator = options.validation
+            size = max(options.batch_size, 64)
+            measured = evaluator.evaluate(dataset, size, options.metrics, self._communicator)
+            progress.metrics |= {VALIDATION + name: value for name, value in measured.items()}
+        options.callbacks.on_epoch_end(progress)
+        self._decide_once()
+        self._executor.check_equal_weights()
+        self._position = Position(
+            epoch=position.epoch + 1,
+            step=position.step,
+            stopped=progress.stop_reason,
+            last_rate=position.last_rate,
+            ahead=position.ahead,
+            before=position.before,
+        )
+        self._save()
+
+    def _decide_once(self) -> None:
+        """Let the callbacks of rank 0 decide for all ranks whether to stop, and the learning rate."""
+        progress, rate = self._options.progress, self._options.rate
+        progress.stop, progress.stop_reason, rate.chosen = self._communicator.broadcast_object(
+            (progress.stop, progress.stop_reason, rate.chosen)
+        )
+
+    def _last_good(self) -> str:
+        newest = self._newest()
+        return "" if newest is None else f"The last good checkpoint is {newest}."
+
+    def _newest(self) -> Path | None:
+        with contextlib.suppress(CheckpointError):  # the folder was replaced by something else
+            return None if self._store is None else self._store.latest()
+        return None
+
+    def _say_which_exist(self) -> None:
+        """Warn at the end where checkpoints could not be written."""
+        if self._not_written and self._store is not None:
+            steps: list[int] = []
+            with contextlib.suppress(CheckpointError):
+                steps = self._store.steps()
+            held = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
+            text = "%s could not be written; %r holds %s."
+            count = plural(len(self._not_written), "checkpoint")
+            _logger.warning(text, count, os.fspath(self._store.folder), held)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Return the settings that a resumed training must share with its checkpoint."""
+        return {**self._identity, "masks": describe_masks(self._executor.config.masks)}
+
+    @functools.cached_property
+    def _frozen(self) -> JSON:
+        """Hash of the weights that training does not change, computed before the file is overwritten."""
+        file, objective = self._executor.config.model, self._executor.objective
+        merged = () if objective.adapted is None else objective.adapted.weights  # save() writes over them
+        return describe_weights(file, without={*self._state.own_initializers(objective), *merged})
+
+    def _save(self) -> None:
+        options = self._options
+        if options.checkpoints.store is None:
+            return
+        self._state.check_finite(self._executor.config.model)
+        tensors = {f"state/{name}": array for name, array in self._executor.checkpoint_states().items()}
+        if self._store is None:  # another rank writes
+            return
+        tensors |= {f"callbacks/{name}": array for name, array in options.callbacks.record_arrays().items()}
+        record = {
+            "onnxtrain": __version__,
+            "fingerprint": self._fingerprint(),
+            "frozen": self._frozen,
+            "epochs": self._state.epochs,
+            "position": dataclasses.asdict(self._position) | {"learning_rate": options.rate.chosen},
+            "callbacks": options.callbacks.record(),
+            "left_out": list(options.names.left_out),
+            "pixels": {} if options.names.pixels is None else options.names.pixels.record(),
+        }
+        try:
+            self._store.save(self._position.step, tensors, record)
+            self._not_written.discard(self._position.step)
+        except CheckpointError as error:
+            self._not_written.add(self._position.step)
+            _logger.warning("%s The training goes on, and the next checkpoint is tried.", error)
+
+    def _resume(self) -> None:
+        """Restore all values of a checkpoint except settings that may differ; rank 0 reads it for all ranks."""
+        here = self._fingerprint()
+        found = self._communicator.on_root(lambda: self._read(here))
+        if found is None:
+            return
+        tensors, metadata = found
+        written: dict[str, Any] = metadata["fingerprint"]
+        changed = differences(written, here).keys()
+        self._restore_states(tensors, changed)
+        self._restore_position(Position(**metadata["position"]), changed, written)
+        arrays = {
+            key.removeprefix("callbacks/"): array for key, array in tensors.items() if key.startswith("callbacks/")
+        }
+        self._options.callbacks.resume(metadata["callbacks"], arrays, may_differ=changed)
+
+    def _read(self, here: Mapping[str, Any]) -> tuple[Mapping[str, np.ndarray], dict[str, Any]] | None:
+        """Read the checkpoint to resume from; return ``None`` where there is none."""
+        store, given, change = self._store, self._options.checkpoints.path, self._options.checkpoints.changes
+        assert store is not None
+        if given is None and store.latest() is None:
+            return None
+        load: Callable[..., Any] = store.load_newest if given is None else functools.partial(store.load, given)
+        try:
+            tensors, metadata = load(expect=here, change=change)
+        except CheckpointError:
+            if not self._is_saved():
+                raise
+            tensors, metadata = load(expect=here, change=change | {"weights"})
+        try:
+            _ = metadata["fingerprint"], Position(**metadata["position"]), metadata["callbacks"]
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"The checkpoints in {str(store.folder)!r} were not written by fit: they lack its position "
+                f"({error}); give another folder."
+            ) from error
+        return tensors, metadata
+
+    def _is_saved(self) -> bool:
+        """Return whether the model file holds the weights of the newest checkpoint, since it was saved in place."""
+        assert self._store is not None
+        tensors, metadata = self._store.load_newest()
+        names, averages = list(self._state.trained), self._state.averages
+        try:
+            read = value_reader(self._executor.config.model, self._executor.objective.copies)
+            given = {name: read(name) for name in names}
+        except ModelError:  # changed meanwhile
+            return False
+        # The checkpoint has weights of the last step and the best weights of a callback; both live or averaged.
+        kept = [key.removesuffix(names[0]) for key in tensors if key.endswith(f"/{names[0]}")]
+        live = {name: name for name in names}
+        averaged = {name: averages.get(name, name) for name in names}
+        return metadata.get("frozen") == self._frozen and any(
+            all(np.array_equal(tensors.get(f"{prefix}{key}", ()), given[name]) for name, key in form.items())
+            for prefix in kept
+            for form in (live, averaged)
+        )
+
+    def _restore_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
+        """Load parameters and optimizer states; with another optimizer, only parameters.
+
+        Raises:
+            CheckpointError: States are missing, or would be lost.
+        """
+        executor, states = self._executor, self._state.buffers
+        wanted = list(self._state.trained if "optimizer" in changed else executor.checkpoint_names)
+        missing = [name for name in wanted if f"state/{name}" not in tensors]
+        if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
+            raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it belongs to another training.")
+        rows = executor.objective.table
+        lost = [row.name for row in rows if row.name not in states and f"state/{row.name}" in tensors]
+        if lost:
+            raise CheckpointError(
+                f"The checkpoint has trained values of {lost[:5]}, which this training does not change; resume with "
+                "the batch_norm of the checkpoint."
+            )
+        wanted += [name for name in executor.residual_names if f"state/{name}" in tensors]
+        executor.load_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
+        if "masks" in changed:
+            set_to_zero(states, executor.config.masks)
+
+    def _restore_position(self, position: Position, changed: Collection[str], written: Mapping[str, Any]) -> None:
+        """Continue at the same step and example, under settings that may have changed."""
+        options, progress = self._options, self._options.progress
+        if "batch_size" in changed:
+            position.batch = -(-position.batch * int(written["batch_size"]) // options.batch_size)
+        per_epoch = progress.steps_per_epoch
+        if {"batch_size", "data", "epochs", "schedule"} & set(changed) and per_epoch is not None:
+            counts = counts_epochs(options.schedule, options.rate.base, options.epochs, per_epoch)
+            position.ahead = position.epoch * per_epoch + position.batch - position.step if counts else 0
+        if "early_stopping" in changed:
+            position.stopped = None
+        if not {"learning_rate", "schedule"} & set(changed):  # otherwise the new setting decides
+            options.rate.chosen = position.learning_rate
+        self._position = position
+        self._state.epochs = position.before + position.epoch + (position.batch > 0)
+        progress.step = position.step
+        if position.last_rate is not None:
+            progress.note_step(step=position.step, loss=progress.loss, learning_rate=position.last_rate, batch_size=0)
+        if position.stopped is not None:
+            progress.request_stop(position.stopped)
+
+
+def _identity(options: LoopOptions) -> dict[str, Any]:
+    """Return the settings that a resumed training must share with its checkpoint, and ranks with each other."""
+    config, names = options.executor.config, options.names
+    return {
+        **describe_settings(config, options.executor.objective),
+        **describe_loop(
+            options.rate.base,
+            schedule=options.schedule,
+            epochs=options.epochs,
+            per_epoch=options.progress.steps_per_epoch,
+            batch_size=options.batch_size,
+            shuffle=options.shuffle,
+            callbacks=options.callbacks.callbacks,
+            augment=options.augment,
+        ),
+        **describe_model(config.model),
+        "labels": None if names.labels is None else list(names.labels),
+        "columns": {name: list(columns) for name, columns in names.columns.items()},
+        "data": describe_data(options.dataset),
+        "validation": describe_data(options.validation and options.validation[0]),
+        **({} if config.ema is None else {"measures_ema": options.ema}),
+    }
+
+
+def shown_progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:
+    """Return a progress display, unless the callbacks already include one."""
+    display = display_for(progress)
+    if display is None or any(isinstance(callback, Progress) for callback in callbacks):
+        return []
+    return [Progress(display)]
+
+
+def examples_per_step(executor: Executor, dataset: Dataset, batch_size: int) -> int:
+    """Return the batch size; for a model of a fixed batch size, that size times the number of micro-batches.
+
+    Raises:
+        DataError: A batch would need padding, and the loss cannot ignore padding.
+    """
+    objective = executor.objective
+    fixed = objective.fixed_batch
+    if fixed is None:
+        return batch_size
+    rest = 0 if dataset.size is None else dataset.size % fixed.size
+    if rest and (objective.loss is not None or dataset.size == rest):
+        objective.on_real_rows(rest)  # fails now rather than after an epoch
+    return executor.most_rows or batch_size
+
+
+def steps_per_epoch(executor: Executor, dataset: Dataset, size: int) -> int | None:
+    """Return the number of steps of an epoch; ``None`` for a dataset of unknown size."""
+    fixed = executor.objective.fixed_batch
+    if fixed is not None and executor.objective.loss is None and dataset.size is not None:
+        return -(-(dataset.size // fixed.size * fixed.size) // size)
+    return dataset.batch_count(size)

@@ -1,0 +1,526 @@
+"""The training objective: a loss on the working copy of a model whose parameters are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.data import Batch, Dataset, TensorSpec
+from onnxtrain.data.conversion import to_numpy
+from onnxtrain.data.target_checks import check_weights
+from onnxtrain.errors import OptionError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import DOCUMENTS, dimensions
+from onnxtrain.losses.base import ClassLoss, Forms, JointLoss, Loss, LossByExample, examples, reduced
+from onnxtrain.losses.heads import (
+    HeadMetric,
+    LossHead,
+    Metrics,
+    Targets,
+    are_none,
+    is_float_tensor,
+    metrics_of_heads,
+    tensor_spec,
+    wrapped,
+)
+from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
+from onnxtrain.lowering.training_info.recipe import Block, LossTerms, Names, StepSpec, UpdateRule, free_names
+from onnxtrain.lowering.training_info.rounding import Rounding
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parameters.groups import update_rules
+from onnxtrain.parameters.layouts import product_layouts
+from onnxtrain.parameters.masks import choose_tensors, matmul_weights
+from onnxtrain.parameters.stored import Stored
+from onnxtrain.parameters.ties import Copy
+from onnxtrain.parameters.trainable import Initializer
+from onnxtrain.training.config import TrainingConfig
+from onnxtrain.training.working_copy.adaptation import Adapted
+from onnxtrain.training.working_copy.documents import numbers_documents, separate_documents
+from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A model with the loss that it is trained on. Its graph never changes; builders take a :meth:`copy`.
+
+    Attributes:
+        model: Working copy of the main graph in the modes of the training, with shapes.
+        prediction: The value that the loss reads, or the output that is the loss.
+        output: The model's output with the loss: the prediction, or the result of a final activation on it.
+        targets: The loss and its targets; ``None`` where an output of the model is the loss.
+        others: The other outputs with losses, where there are several, and their targets.
+        names: Names of the step graph's own inputs and results.
+        statistics: Initializers of running statistics, to their new values.
+        layers: Batch normalization and dropout layers of the file.
+        dropped: Biases that the exporter left out of the file.
+        unstopped: Calls with detached inputs, where the file leaves open which inputs.
+        modes: The modes of these layers in training.
+        copies: Initializers that are computed from others that they are tied to.
+        table: All initializers, trainable or not.
+        adapted: Adapters beside the weights of the model.
+        weights: The input for one weight per example; ``None`` where all count alike.
+        scales: Inputs that scale losses of micro-batches, by the output; see :meth:`scaled`.
+        stored: Initializers that the file holds in another type than the training.
+        wide: Parameters in bfloat16, to their float32 values in the graph.
+    """
+
+    model: ir.Model
+    prediction: ir.Value
+    output: ir.Value
+    targets: Targets | None = None
+    names: Names = field(default_factory=Names)
+    statistics: dict[str, str] = field(default_factory=dict)
+    layers: LayerCounts = field(default_factory=LayerCounts)
+    dropped: tuple[str, ...] = ()
+    unstopped: tuple[str, ...] = ()
+    modes: Modes = field(default_factory=Modes)
+    copies: Sequence[Copy] = ()
+    table: Sequence[Initializer] = ()
+    adapted: Adapted | None = None
+    weights: ir.Value | None = None
+    scales: Mapping[str, ir.Value] = field(default_factory=dict)
+    others: Sequence[LossHead] = ()
+    stored: Sequence[Stored] = ()
+    wide: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> list[LossHead]:
+        """All outputs with losses on targets."""
+        return [] if self.targets is None else [LossHead(self.output, self.prediction, self.targets), *self.others]
+
+    @property
+    def part_names(self) -> list[str]:
+        """Names of the losses of several outputs in the results of a step; empty for one loss."""
+        names = [f"{head.name}_loss" for head in self.heads] if self.others else []
+        return free_names(self.model.graph, names)
+
+    def with_heads(self, heads: Sequence[LossHead]) -> Objective:
+        """Return the same objective with other losses."""
+        first, *others = heads
+        return replace(self, output=first.output, prediction=first.prediction, targets=first.targets, others=others)
+
+    @property
+    def loss(self) -> Loss | JointLoss | None:
+        """The loss for targets of the form; ``None`` where an output of the model is the loss."""
+        if self.others:
+            return JointLoss(tuple((head.name, head.targets.loss) for head in self.heads))
+        return None if self.targets is None else self.targets.loss
+
+    @property
+    def form(self) -> Forms | None:
+        """The form of the targets of each loss; ``None`` where there are none."""
+        if self.others:
+            return tuple(head.targets.form for head in self.heads)
+        return None if self.targets is None else self.targets.form
+
+    @cached_property
+    def inputs(self) -> list[TensorSpec]:
+        """Types, shapes and names of the model's inputs."""
+        return [tensor_spec(value) for value in self.model.graph.inputs]
+
+    @cached_property
+    def common(self) -> frozenset[str]:
+        """Names of the inputs with one value for all examples."""
+        return frozenset(spec.name for spec in self.inputs if spec.common)
+
+    def some_rows(self, feeds: Mapping[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
+        """Return some rows of the arrays of a step; those with one value for all examples stay."""
+        return {name: array if not array.ndim or name in self.common else array[rows] for name, array in feeds.items()}
+
+    @cached_property
+    def batched(self) -> frozenset[str]:
+        """Names of the inputs and targets with one row per example, in a model of a fixed batch size."""
+        fixed = self.fixed_batch
+        specs = [*self.inputs, *(head.targets.spec for head in self.heads)]
+        return frozenset(
+            spec.name for spec in specs if fixed is not None and spec.shape and spec.shape[0] == fixed.size
+        )
+
+    def for_any_rows(self, spec: TensorSpec) -> TensorSpec:
+        """Return the specification of an array without its batch size where batches are padded."""
+        if spec.name not in self.batched:
+            return spec
+        assert spec.shape is not None
+        return replace(spec, shape=(None, *spec.shape[1:]))
+
+    def accept(self, dataset: Dataset, weights: Any = None) -> Dataset:
+        """Convert a dataset to the targets and weights that the losses read, and check its values.
+
+        Raises:
+            DataError: They do not fit, or hold values that a loss cannot take.
+        """
+        if self.targets is not None:
+            dataset = self.expected(dataset)
+        if weights is not None:
+            dataset = self.weighted(dataset, weights)
+        self.validate(dataset, labels=self.targets is not None)
+        if self.targets is not None and not self.others and dataset.size is not None:
+            labels = dataset.targets
+            if labels is not None and labels.ndim and len(labels) == dataset.size:  # else they are the first examples'
+                self.targets.check_some_counted(labels, dataset.name)
+        return dataset
+
+    def expected(self, dataset: Dataset) -> Dataset:
+        """Return a dataset with targets in the type and shape that the losses need."""
+        if not self.others:
+            return dataset.expecting(None if self.targets is None else self.targets.spec)
+        for head in self.heads:
+            dataset = dataset.expecting(head.targets.spec, head.name)
+        return dataset
+
+    def weighted(self, dataset: Dataset, weights: Any) -> Dataset:
+        """Return a dataset with one weight per example: an array, or the name of one of its arrays."""
+        assert self.weights is not None
+        given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
+        return dataset.with_weights(given, tensor_spec(self.weights))
+
+    def targets_of(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Return the targets of a batch by their names in the step graph."""
+        if self.others:
+            return {head.targets.name: batch.inputs[head.name] for head in self.heads if head.name in batch.inputs}
+        return {} if batch.targets is None or self.targets is None else {self.targets.name: batch.targets}
+
+    def ignores_all(self, batch: Batch) -> bool:
+        """Return whether the only loss ignores all labels of a batch."""
+        targets = None if self.others else self.targets
+        if targets is None or batch.targets is None or targets.form.kind != "indices":
+            return False
+        return isinstance(targets.loss, ClassLoss) and targets.loss.ignores_all(batch.targets)
+
+    def inputs_of(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Return the arrays of a batch without its targets."""
+        names = {head.name for head in self.heads} if self.others else set()
+        return {name: array for name, array in batch.inputs.items() if name not in names}
+
+    @property
+    def only_output(self) -> str | None:
+        """Name of the output that the only loss reads; ``None`` where there are several losses, or none on targets."""
+        return self.heads[0].name if len(self.heads) == 1 else None
+
+    @property
+    def chosen_output(self) -> str | None:
+        """The only output with a loss where it is not the first floating one; else ``None``."""
+        first = next((value.name for value in self.model.graph.outputs if is_float_tensor(value)), None)
+        return None if self.only_output == first else self.only_output
+
+    @property
+    def fixed_batch(self) -> FixedBatch | None:
+        """The fixed batch size of the model; ``None`` where it is dynamic."""
+        return FixedBatch.of(self.model.graph)
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the trainable parameters."""
+        return [row.name for row in self.table if row.trainable]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the trainable parameters by name."""
+        return {row.name: row.shape for row in self.table if row.trainable}
+
+    @cached_property
+    def matmul_weights(self) -> list[str]:
+        """Names of the weights of linear, convolutional, recurrent and embedding layers: pruned by default."""
+        return matmul_weights(self.model, self.parameters)
+
+    @property
+    def own_weights(self) -> list[str]:
+        """Trained weights of linear layers, convolutions and the like that the file itself has."""
+        added = set() if self.adapted is None else set(self.adapted.parameters)
+        return [name for name in self.matmul_weights if name not in added]
+
+    def optimizers(self, config: TrainingConfig) -> list[Optimizer]:
+        """Return the update rules of all parameters."""
+        return [config.optimizer, *(rule.optimizer for rule in self.rules(config).values())]
+
+    def on_real_rows(self, rows: int) -> Objective:
+        """Return the objective whose loss counts only the rows that have targets, for a model of a fixed batch size.
+
+        Args:
+            rows: Number of real examples, for the message of an error.
+
+        Raises:
+            DataError: Padding cannot be left out of this loss.
+        """
+        assert self.fixed_batch is not None
+        found = on_real_rows(self.model, self.prediction, self.targets, self.fixed_batch, rows)
+        others = [
+            head._replace(targets=on_real_rows(self.model, head.prediction, head.targets, self.fixed_batch, rows))
+            for head in self.others
+        ]
+        weights = self.weights
+        if weights is not None:
+            count = ir.Shape((dimensions(found.value) or ())[:1])
+            weights = ir.Value(name=weights.name, type=weights.type, shape=count)
+        return replace(self, targets=found, others=others, weights=weights)
+
+    def with_form(self, form: Forms | None) -> Objective:
+        """Return the objective for targets of another form."""
+        if form is None or form == self.form or self.targets is None:
+            return self
+        forms = form if isinstance(form, tuple) else (form,)
+        return self.with_heads([head.with_form(self.model, own) for head, own in zip(self.heads, forms, strict=True)])
+
+    @cached_property
+    def packed(self) -> bool:
+        """True where the mask or the positions keep the documents of packed rows apart."""
+        return any(value.meta.get(DOCUMENTS) for value in self.model.graph.inputs)
+
+    def packing(self, packed: bool) -> Objective:
+        """Return the objective for packed rows of documents, which takes unpacked rows, too.
+
+        Raises:
+            DataError: The model cannot keep documents apart.
+        """
+        if not packed or self.packed or not numbers_documents(self.model.graph):
+            return self
+        own = self.copy()
+        separate_documents(own.model)
+        return own
+
+    def weighting(self, weighted: bool) -> Objective:
+        """Return the objective with, or without, one weight per example.
+
+        Raises:
+            OptionError: The loss takes none.
+        """
+        if weighted == (self.weights is not None):
+            return self
+        if not weighted:
+            return replace(self, weights=None)
+        losses: list[Loss | None] = [head.targets.loss for head in self.heads] or [None]
+        for loss in losses:
+            if isinstance(loss, LossByExample):
+                continue
+            shown = f"output:{self.prediction.name}" if loss is None else loss.name
+            raise OptionError(
+                f"sample_weight is given, but the loss {shown} has no terms by example that weights could multiply; "
+                "leave it out, or take a loss by its name."
+            )
+        size = (dimensions(self.prediction) or (None,))[0]
+        kind = ir.TensorType(wrapped(self.prediction).dtype)
+        return replace(self, weights=ir.Value(name=self.names.weights, type=kind, shape=ir.Shape((size,))))
+
+    def scaled(self) -> Objective:
+        """Add a scale input to each of several losses whose number of terms differs between examples.
+
+        Micro-batches of several losses are weighted by their examples. A mean over labels that count, or a sum beside
+        means, adds up to that of the whole batch where it is scaled by (examples / weight) of the whole batch.
+        """
+        if not self.others or all(head.targets.loss.reduction == "sum" for head in self.heads):
+            return self
+        scaled = [head.name for head in self.heads if head.scaled]
+        names = free_names(self.model.graph, [f"{name}_scale" for name in scaled])
+        kind = ir.TensorType(ir.DataType.FLOAT)
+        inputs = [ir.Value(name=name, type=kind, shape=ir.Shape(())) for name in names]
+        return replace(self, scales=dict(zip(scaled, inputs, strict=True)))
+
+    def label_weights(self, feeds: Mapping[str, np.ndarray]) -> list[float]:
+        """Return the number of examples of a micro-batch, and the weight of each scaled loss (0 for sums)."""
+        scaled = [head.targets for head in self.heads if head.name in self.scales]
+        return [
+            float(len(feeds[self.heads[0].targets.name])),
+            *(0.0 if own.loss.reduction == "sum" else own.loss.label_weight(feeds[own.name]) for own in scaled),
+        ]
+
+    def scale_feeds(self, totals: Sequence[float]) -> dict[str, np.ndarray]:
+        """Return the scale inputs for the totals of :meth:`label_weights` over the whole batch."""
+        rows, *weights = totals
+        sums = {head.name: head.targets.loss.reduction == "sum" for head in self.heads}
+        return {
+            str(value.name): np.asarray(rows if sums[name] else rows / weight if weight else 0.0, np.float32)
+            for (name, value), weight in zip(self.scales.items(), weights, strict=True)
+        }
+
+    def sparsified(self, patterns: Sequence[str] | None) -> list[str]:
+        """Return the names of the parameters whose sparsity an optimizer promotes.
+
+        Raises:
+            OptionError: A pattern matches no parameter.
+        """
+        return choose_tensors(self.shapes, patterns, "sparsify", self.matmul_weights)
+
+    def _blocks(self, config: TrainingConfig) -> dict[str, Block]:
+        """Return the parameters whose sparsity is promoted, with the form of their blocks."""
+        names, rules = self.sparsified(config.sparsify), self.rules(config)
+        blocks = {rule.optimizer.promoted_block for rule in rules.values()} or {config.optimizer.promoted_block}
+        if blocks == {(1, 1)}:
+            return dict.fromkeys(names, ())
+        layouts = product_layouts(self.model, names)
+        wanted = {name: (rules[name].optimizer if name in rules else config.optimizer).promoted_block for name in names}
+        return {name: layouts[name].block(*wanted[name]) if wanted[name] != (1, 1) else () for name in names}
+
+    def step_spec(self, config: TrainingConfig) -> StepSpec:
+        """Return the specification of a training step, on a copy of the graph, which the builder may change.
+
+        Raises:
+            OptionError: There is nothing to train; the message says why.
+        """
+        if not self.parameters:
+            from onnxtrain.parameters.embedded_weights import untrainable  # for the message only
+
+            reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
+            reasons = "; ".join(
+                filter(None, (reasons or "it has no initializers", untrainable(self.model, config.model.proto)))
+            )
+            raise OptionError(f"The model has no trainable parameter: {reasons}.")
+        micro_batches = config.accumulate > 1 or config.divided
+        reductions = {head.targets.loss.reduction for head in self.heads}
+        if micro_batches and len(reductions) > 1 and not self.scales:
+            raise OptionError(
+                "A training model adds up micro-batches of losses that are all means or all sums, but one loss is a "
+                "mean and another a sum; give them one reduction."
+            )
+        own = self.copy()
+        return StepSpec(
+            model=own.model,
+            build_loss=own.build_loss,
+            targets=[*(head.targets.value for head in own.heads), *own.scales.values()],
+            parameters=self.parameters,
+            optimizer=config.optimizer,
+            clipping=config.clipping,
+            micro_batches=micro_batches,
+            alone=config.accumulate == 1,
+            cleared=not config.divided,
+            statistics=self.statistics,
+            synchronized=config.synchronized,
+            masks=config.masks,
+            sparsified=self._blocks(config),
+            names=self.names,
+            options=config.gradients,
+            weights=own.weights,
+            rules=self.rules(config),
+            averaging=config.ema,
+            rounding=(None if config.precision.states is None else Rounding(config.precision.states, config.seed)),
+            wide=self.wide,
+            seed=config.seed,
+        )
+
+    def rules(self, config: TrainingConfig) -> dict[str, UpdateRule]:
+        """Return the update rules of the parameters of groups, and of adapters with rates of their own.
+
+        Raises:
+            OptionError: A group matches nothing, or has a setting that the optimizer has not.
+        """
+        rules = update_rules(config.groups, config.optimizer, self.table, self.model)
+        for name, factor in ({} if self.adapted is None else self.adapted.rate_scales).items():
+            rule = rules.get(name, UpdateRule(config.optimizer))
+            rules[name] = rule._replace(rate_scale=rule.rate_scale * factor)
+        return rules
+
+    def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
+        """Return metrics that read this model's predictions, from names or functions; by output where it has several.
+
+        Where none are given, they are those that the loss reports itself.
+
+        Raises:
+            OptionError: There is no such metric, it is for other predictions, or there are no targets to compare with.
+        """
+        if are_none(metrics):
+            metrics = () if self.targets is None or self.others else self.targets.loss.own_metrics
+        if are_none(metrics):
+            return []
+        if self.targets is None:
+            raise OptionError(
+                "metrics compare predictions with targets, which this loss does not take; leave them out."
+            )
+        return metrics_of_heads(self.heads, metrics)
+
+    def validate(self, dataset: Dataset, *, labels: bool) -> None:
+        """Check a dataset for NaN, infinity and, with `labels`, for targets that the loss cannot take.
+
+        Raises:
+            DataError: The data holds such a value.
+        """
+        if self.others:
+            checks = {head.name: check for head in self.heads if (check := head.targets.check) is not None}
+            dataset.validate(checks=checks if labels else {})
+            return
+        dataset.validate(check=self.targets.check if labels and self.targets is not None else None)
+
+    def copy(self) -> Objective:
+        """Return the objective on a clone of its graph."""
+        model = self.model.clone()
+        values = graph_values(model.graph)
+
+        def own(value: ir.Value) -> ir.Value:
+            return values[str(value.name)]
+
+        def own_targets(targets: Targets) -> Targets:
+            old = targets.value
+            fresh = ir.Value(name=old.name, type=old.type, shape=old.shape)
+            inputs = tuple(model.graph.inputs)
+            scores = targets.scores.with_values(own)
+            return replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs, scores=scores)
+
+        targets = None if self.targets is None else own_targets(self.targets)
+        others = [LossHead(own(head.output), own(head.prediction), own_targets(head.targets)) for head in self.others]
+        weights = self.weights
+        if weights is not None:
+            weights = ir.Value(name=weights.name, type=weights.type, shape=weights.shape)
+        prediction, output = own(self.prediction), own(self.output)
+        found = replace(self, model=model, prediction=prediction, output=output, targets=targets, weights=weights)
+        scales = {
+            name: ir.Value(name=value.name, type=value.type, shape=value.shape) for name, value in self.scales.items()
+        }
+        return replace(found, others=others, scales=scales)
+
+    def build_loss(self, op: Builder) -> LossTerms:
+        """Emit the loss into the graph of this objective, which is a copy."""
+        names = self.part_names
+        terms = self.build_losses(op)
+        if not self.others:
+            return terms[0]
+        like = op.wrap(self.prediction)
+        count = op.dimension(op.wrap(self.heads[0].targets.value), 0)
+        rows = op.cast(op.reshape(count, []), like.dtype).with_shape(())
+        for index, head in enumerate(self.heads):
+            if head.name in self.scales:
+                own, scale = terms[index], op.cast(op.wrap(self.scales[head.name]), like.dtype)
+                whole = own.loss if own.sums else own.loss * own.weight
+                terms[index] = own._replace(loss=(op.cast(whole, like.dtype) * scale / rows).with_shape(()), sums=False)
+        factors = [head.targets.loss.weight for head in self.heads]
+        factored = [
+            own.loss if factor == 1.0 else own.loss * factor for own, factor in zip(terms, factors, strict=True)
+        ]
+        total = op.sum_of([op.cast(value, like.dtype) for value in factored]).with_shape(())
+        parts = {name: own.loss for name, own in zip(names, terms, strict=True)}
+        return LossTerms(total, rows, all(own.sums for own in terms), parts)
+
+    def build_losses(self, op: Builder) -> list[LossTerms]:
+        """Emit the losses: a single one with its factor, or several without."""
+        prediction = op.wrap(self.prediction)
+        if self.targets is None:
+            scalar = prediction if prediction.rank == 0 else op.reshape(prediction, op.ints()).with_shape(())
+            return [LossTerms(scalar, _batch_size(op, self.model.graph, prediction))]
+        weights = None if self.weights is None else op.wrap(self.weights)
+        terms = [reduced(op, head.targets.loss, head.build(op, weights)) for head in self.heads]
+        factor = self.targets.loss.weight
+        if self.others or factor == 1.0:
+            return terms
+        return [terms[0]._replace(loss=(terms[0].loss * factor).with_shape(()))]
+
+
+def of_model(model: ir.Model) -> Objective:
+    """Return the objective of a model without a loss, for predictions."""
+    output = model.graph.outputs[0]
+    return Objective(model, output, output, names=Names.beside(model.graph))
+
+
+def graph_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Return the values of a graph by name."""
+    values = {str(output.name): output for node in graph for output in node.outputs}
+    return values | {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
+
+
+def _batch_size(op: Builder, graph: ir.Graph, like: Value) -> Value:
+    for value in graph.inputs:
+        shape = dimensions(value)
+        if shape:
+            return op.cast(examples(op, op.wrap(value)), like.dtype)
+    return op.scalar(1, like)

@@ -1,0 +1,214 @@
+"""Values that training changes: parameters, running statistics, optimizer states and moving averages."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.data.conversion import all_finite
+from onnxtrain.errors import ModelError, NumericalError, OptionError
+from onnxtrain.errors.formatting import html_table, text_table
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.parameters.ema import average_name
+from onnxtrain.parameters.stored import with_stored
+from onnxtrain.parameters.ties import with_copies
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.objective import Objective
+
+
+class Parameters(MutableMapping[str, np.ndarray]):
+    """Live views of values by name; assignment and ``update`` copy into them.
+
+    A view shows the current values after every step; ``np.array(parameters[name])`` is a snapshot. Where another thread
+    trains, or has trained last, reading gives a read-only copy of the value after one step; ``get_weights`` gives all
+    values of one.
+    """
+
+    def __init__(self, states: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
+        self._states: Any = states  # StateBuffers, or what a snapshot of them holds
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        found: np.ndarray = self._states[name]
+        return found
+
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        if name not in self._names:
+            raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
+        self._states[name] = value
+
+    def update(self, *values: Any, **named: Any) -> None:
+        """Assign several values as one change."""
+        with self._states.writing():
+            super().update(*values, **named)
+
+    def __repr__(self) -> str:
+        return text_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[dict[str, object]]:
+        kinds = {name: self._states.kind(name) for name in self}
+        return [{"name": name, "shape": list(shape), "dtype": dtype} for name, (dtype, shape) in kinds.items()]
+
+    def check(self, name: str, value: np.ndarray) -> None:
+        """Check that an array can be assigned to a parameter.
+
+        Raises:
+            OptionError: There is no such parameter, or it has another type or shape.
+        """
+        if name not in self._names:
+            raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
+        dtype, shape = self._states.kind(name)
+        if (value.dtype, value.shape) != (dtype, shape):
+            raise OptionError(
+                f"The parameter {name!r} is {dtype} of shape {shape}; got {value.dtype} of shape {value.shape}."
+            )
+
+    def __delitem__(self, name: str) -> None:
+        raise OptionError(f"The parameter {name!r} belongs to the model and cannot be deleted.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class State:
+    """Name the values of a training in its buffers, and convert them to the initializers of the file.
+
+    Attributes:
+        buffers: All values by the names of the step graph; live arrays.
+        parameters: Live views of the trainable parameters by name.
+        trained: Live views of the trainable parameters and running statistics by name.
+        averages: Buffer names of the moving averages by parameter; empty if none are kept.
+        epochs: Number of epochs that calls of ``fit`` have begun; the next one has an order of its own.
+    """
+
+    def __init__(self, buffers: StateBuffers, objective: Objective, *, keeps_averages: bool) -> None:
+        self.averages = {name: average_name(name) for name in objective.parameters} if keeps_averages else {}
+        self.epochs = 0
+        self._keeps_averages = keeps_averages
+        self._names = objective.parameters, [*objective.parameters, *objective.statistics]
+        self._read(buffers)
+
+    def _read(self, buffers: Any) -> None:
+        self.buffers: StateBuffers = buffers
+        self.parameters, self.trained = (Parameters(buffers, names) for names in self._names)
+
+    @contextlib.contextmanager
+    def snapshot(self, *, everything: bool = False) -> Iterator[State]:
+        """Context with the values of one step, whatever another thread trains meanwhile; keep no array of it.
+
+        Args:
+            everything: Whether optimizer states are read, too.
+        """
+        with self.buffers.snapshot(None if everything else {*self.trained, *self.averages.values()}) as buffers:
+            found = copy.copy(self)
+            found._read(buffers)
+            yield found
+
+    def check_averages(self, ema: bool) -> None:
+        """Check that a request for moving averages can be met.
+
+        Raises:
+            OptionError: ``ema`` is True, but no averages are kept.
+        """
+        if ema and not self._keeps_averages:
+            raise OptionError(
+                "ema=True asks for the moving average of the parameters, but this trainer keeps none; make it with "
+                "Trainer(ema=0.999)."
+            )
+
+    def values(self, *, ema: bool = False) -> dict[str, np.ndarray]:
+        """Return live views of parameters (or their moving averages) and running statistics.
+
+        Raises:
+            OptionError: No averages are kept.
+        """
+        self.check_averages(ema)
+        averages = {name: self.buffers[average] for name, average in self.averages.items()} if ema else {}
+        return {**self.trained, **averages}
+
+    def initializers(self, objective: Objective, file: ModelFile, *, ema: bool = False) -> Mapping[str, np.ndarray]:
+        """Return the initializers of the saved model: in the types of the file, with tied copies.
+
+        Adapters are merged into their weights, lazily for each weight.
+
+        Raises:
+            OptionError: Adapters cannot be merged, since weights are quantized or shared; no averages are kept.
+        """
+        own, adapted = self.own_initializers(objective, ema=ema), objective.adapted
+        return own if adapted is None else own | adapted.merged(file, self.values(ema=ema))
+
+    def own_initializers(self, objective: Objective, *, ema: bool = False) -> Mapping[str, np.ndarray]:
+        """Return the initializers that differ from the file: in its types, with tied copies, without adapters.
+
+        Raises:
+            OptionError: No averages are kept.
+        """
+        values, adapted = with_copies(self.values(ema=ema), objective.copies), objective.adapted
+        if adapted is None:
+            return with_stored(values, objective.stored)
+        added = set(adapted.parameters)
+        own = {name: array for name, array in values.items() if name not in added}
+        return adapted.initial | with_stored(own, objective.stored)
+
+    def check_finite(self, file: ModelFile, *, ema: bool = False, begins: bool = False) -> None:
+        """Check that no weight became NaN or infinite in training.
+
+        Args:
+            file: The model, whose own weights may be.
+            ema: Whether to check the moving averages.
+            begins: Whether a training begins with the weights, and does not save them.
+
+        Raises:
+            NumericalError: A weight did; the message names the first.
+        """
+        for name, array in self.values(ema=ema).items():
+            if all_finite(array) or _equals_initializer(file, name, array):
+                continue
+            values = np.asarray(array, np.float64)
+            wrong = values[~np.isfinite(values)]
+            what = "so that nothing is saved"
+            if begins:
+                what = "which an earlier step or assignment left, so that this training cannot begin"
+            raise NumericalError(
+                f"The weight {name!r} holds {wrong[0]} ({wrong.size:,} of {values.size:,} values), {what}; go on from "
+                "a checkpoint (load_checkpoint), or train again with a lower learning rate or clip_norm=1.0."
+            )
+
+
+def _equals_initializer(file: ModelFile, name: str, array: np.ndarray) -> bool:
+    try:
+        return np.array_equal(file.value(name).astype(np.float64), array.astype(np.float64), equal_nan=True)
+    except ModelError:  # an adapter's parameter, which the file lacks
+        return False
+
+
+def split_flat(flat: np.ndarray, like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Split a flat array into named arrays.
+
+    Args:
+        flat: All elements, in the order of the names.
+        like: Arrays with the names, types and shapes of the result.
+
+    Raises:
+        OptionError: The number of elements differs.
+    """
+    size = sum(array.size for array in like.values())
+    if flat.shape != (size,):
+        raise OptionError(f"The weights are an array of shape {flat.shape}; together they have {size} elements.")
+    ends = np.cumsum([array.size for array in like.values()])
+    return {
+        name: flat[end - array.size : end].reshape(array.shape).astype(array.dtype)
+        for (name, array), end in zip(like.items(), ends, strict=True)
+    }

@@ -1,0 +1,740 @@
+"""A model whose weights change: evaluate it, predict with it, read and assign its values, save it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+
+import numpy as np
+import onnx
+
+from onnxtrain.data import Dataset
+from onnxtrain.data.conversion import kind_of
+from onnxtrain.data.data_names import (
+    DataNames,
+    labels_text,
+    names_of_checkpoint,
+    read_names,
+    recorded_labels,
+    write_names,
+)
+from onnxtrain.data.labels import assumed_order
+from onnxtrain.distributed.communicator import Communicator, Single
+from onnxtrain.errors import CheckpointError, ModelError, OptionError
+from onnxtrain.errors._internal import gc_paused
+from onnxtrain.errors.formatting import html_facts, plural
+from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.domains import LABELS
+from onnxtrain.losses.base import Forms
+from onnxtrain.losses.heads import Metrics
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.rescue import kept_in_memory
+from onnxtrain.parameters.masks import set_to_zero
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.advice.hints import Hint, warn_of
+from onnxtrain.training.config import TrainingConfig
+from onnxtrain.training.data_adapter import DataAdapter, is_packed
+from onnxtrain.training.description import describe_data
+from onnxtrain.training.executor import Executor
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
+from onnxtrain.training.schedules.learning_rate import LearningRate, check_rate
+from onnxtrain.training.state import Parameters, State, split_flat
+from onnxtrain.training.working_copy.training_modes import Modes
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    from onnxtrain.metrics.base import MetricInput
+    from onnxtrain.plugins.text.comparison_data import Comparisons
+    from onnxtrain.plugins.text.generation import TextGenerator
+    from onnxtrain.training.inference.evaluation import Evaluator
+
+Source = Any
+"""Data in any form that :func:`onnxtrain.data.open_dataset` takes."""
+
+_RATE, _BASE_RATE, _EPOCHS = "trainer/learning_rate", "trainer/base_learning_rate", "trainer/epochs"
+"""Names in a state dictionary of what is no array of a step."""
+
+
+def trains(method: F) -> F:
+    """Decorate a method that changes what a trainer trains: one thread at a time may call such methods."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._states.training(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return cast("F", call)
+
+
+class TrainedModel:
+    """Everything of an :class:`onnxtrain.Trainer` but the training: values, evaluation, prediction and files.
+
+    The model, the objective and the executor with its buffers are made from a frozen configuration.
+    """
+
+    def _start(
+        self,
+        config: TrainingConfig,
+        objective: Objective | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
+        data: DataAdapter | None = None,
+    ) -> None:
+        """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
+        if objective is None:
+            objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
+            _check_no_strings(objective)
+        config = with_checked_masks(config, objective)
+        self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
+        self._executor = _executor_class(config)(objective, config, values)
+        if any(head.assumes_logits for head in objective.heads):
+            self._executor.look = self._look
+        self._state = State(self._executor.states, objective, keeps_averages=config.ema is not None)
+        for name, average in self._state.averages.items():
+            if values is None or average not in values:
+                self._states[average] = self._states[name]
+        set_to_zero(self._states, config.masks)
+        self._rate = LearningRate(config.optimizer.learning_rate)
+        self._lock = threading.RLock()  # for what readers make at first use
+        names = getattr(config.lora, "adapter", None)
+        self._data = data or DataAdapter(
+            read_names(config.model, names).of_output(objective.only_output),
+            folder=config.model.folder,
+            recorded=recorded_labels(config.model),
+        )
+        self._evaluators: dict[tuple[Forms | None, bool, bool, bool], Evaluator] = {}
+        self._in_inference: Objective | None = None
+
+    @classmethod
+    @gc_paused()
+    def _of(
+        cls,
+        config: TrainingConfig,
+        objective: Objective,
+        values: Mapping[str, np.ndarray],
+        data: DataAdapter | None = None,
+    ) -> Self:
+        """Return a trainer of a prepared objective that begins with given values."""
+        found = object.__new__(cls)
+        found._start(config, objective, values, data)
+        return found
+
+    def _rebuilt(self, **changes: Any) -> Self:
+        """Return a new trainer with the current parameters, fresh optimizer states, and the given settings changed."""
+        config = dataclasses.replace(self.config, **changes)
+        with self._state.snapshot() as state:
+            return self._of(config, self._objective, dict(state.trained), self._data.copy())
+
+    def __repr__(self) -> str:
+        loss = self._objective.loss
+        shown = f"output:{self._objective.prediction.name}" if loss is None else loss.name
+        count = sum(array.size for array in self.parameters.values())
+        name = "" if self._file.path is None else f"{str(self._file.path)!r}, "
+        return (
+            f"<{type(self).__name__}: {name}loss {shown}, {self.config.optimizer}, {len(self.parameters)} parameters "
+            f"of {count:,} elements>"
+        )
+
+    def _repr_html_(self) -> str:
+        objective, counts = self._objective, [array.size for array in self.parameters.values()]
+        loss = "an output of the model" if objective.loss is None else objective.loss.name
+        rows = {
+            "model": "in memory" if self._file.path is None else str(self._file.path),
+            "inputs": ", ".join(f"{spec.name} {spec.dtype} {spec.describe_shape()}" for spec in objective.inputs),
+            "trained on": f"{objective.prediction.name}, {loss}",
+            "optimizer": repr(self.config.optimizer),
+            "learning rate": f"{self._rate.current:g}",
+            "parameters": f"{plural(sum(counts), 'element')} in {plural(len(counts), 'array')}",
+        }
+        return html_facts(rows, notes=[hint.text for hint in self._hints])
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_") or name.endswith("__")]
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The frozen configuration of this training."""
+        return self._executor.config
+
+    @property
+    def _file(self) -> ModelFile:
+        """The model as it was read."""
+        return self.config.model
+
+    @property
+    def _objective(self) -> Objective:
+        """The loss over the model, for the form of the targets seen so far."""
+        return self._executor.objective
+
+    @property
+    def _session(self) -> TrainingSession:
+        """The session that runs the steps."""
+        return self._executor.session
+
+    @property
+    def _communicator(self) -> Communicator:
+        """The communicator of the data-parallel ranks; a single process has one of its own."""
+        return self.config.parallel or Single()
+
+    @property
+    def parameters(self) -> Parameters:
+        """Live views of the trainable parameters by name: read them, or assign to them.
+
+        They are live in the thread that trained last; others get read-only copies of the values after one step.
+        """
+        return self._state.parameters
+
+    @property
+    def _trained(self) -> Parameters:
+        """Live views of trainable parameters and running statistics by name."""
+        return self._state.trained
+
+    @property
+    def _states(self) -> StateBuffers:
+        """Live views of all values that steps change, by name: parameters, running statistics, optimizer states."""
+        return self._executor.states
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """Text labels in the order of the classes; ``None`` until targets are text.
+
+        They are taken from the first targets, or from the file beside the model where :meth:`save` has written them.
+        """
+        return self._data.labels
+
+    @labels.setter
+    def labels(self, labels: Sequence[str] | None) -> None:
+        self._data.labels = labels
+
+    @property
+    def _names(self) -> DataNames:
+        """Names of the data, and the output whose classes the labels are."""
+        return dataclasses.replace(self._data.names, output=self._objective.chosen_output)
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Column names of each input, in the order in which the model reads them.
+
+        They are taken from the first tables that ``fit`` gets, or from the file beside the model where :meth:`save` has
+        written them. Later tables are read by these names.
+        """
+        return dict(self._data.names.columns)
+
+    @checks_arguments
+    def evaluate(
+        self,
+        data: Source,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        target: str | None = None,
+        batch_size: int = 256,
+        metrics: Metrics = (),
+        ema: bool = False,
+    ) -> dict[str, Any]:
+        """Compute loss and metrics on data in inference mode: no dropout, running statistics.
+
+        Args:
+            data: Data in any form; with ``y`` the inputs alone.
+            y: The targets, where ``data`` has none.
+            sample_weight: One weight per example [N], at least 0, or the name of the array or column that has them. The
+                loss is the mean over the examples of weight times loss; metrics count all examples alike (as in Keras).
+            target: Name of the target in a file with several arrays left.
+            batch_size: Examples per batch.
+            metrics: Names (``"accuracy,f1"``, or a list) or functions of (y_true, y_pred), which see all data at once;
+                by output where several have losses.
+            ema: Whether to measure the moving average of the parameters (``Trainer(ema=...)``).
+
+        Returns:
+            ``loss`` and every metric of all examples; ``confusion_matrix`` is an array. Where several outputs have
+            losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``. A prediction that is NaN
+            makes every metric NaN.
+        """
+        source = data if y is None else (data, y)
+        evaluator, dataset = self._open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
+        if self._communicator.size > 1:
+            self._executor.check_agreement({"call": "evaluate", "data": describe_data(dataset)}, {"data": dataset})
+        found = evaluator.evaluate(dataset, batch_size, metrics, self._communicator)
+        self._warn_once(*evaluator.doubts)
+        return found
+
+    def _open_for_evaluation(
+        self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
+    ) -> tuple[Evaluator, Dataset]:
+        """Open data in any form; return the evaluator and the dataset.
+
+        The form of the targets may differ from the one that the model is trained on: labels where it learns from
+        distributions over classes.
+
+        Raises:
+            DataError: It cannot be read or does not fit.
+        """
+        objective = self._objective.packing(is_packed(source))
+        dataset, form, weights = self._data.open_with_targets(
+            objective,
+            source,
+            target=target,
+            sample_weight=sample_weight,
+            learning=False,
+            reference=self._reference,
+        )
+        self._warn_of_rows(dataset)
+        if (labels := self._data.take_new_labels()) is not None and self._data.labels_are_assumed:
+            self._warn_once(assumed_order(labels))
+        weighted = weights is not None or (objective.targets is not None and dataset.weighted)
+        evaluator = self._evaluator(form, ema, weighted=weighted, packed=objective.packed)
+        dataset = evaluator.objective.accept(dataset, weights)
+        if objective.targets is None:
+            self._data.learn(dataset.columns, (target,))
+        return evaluator, dataset
+
+    def _reference(self, source: Comparisons) -> np.ndarray:
+        """Predict with the model before training (:func:`predict_reference`)."""
+        from onnxtrain.training.inference.reference_model import predict_reference
+
+        return predict_reference(self.config, source)
+
+    def _warn_of_rows(self, dataset: Dataset) -> None:
+        """Warn of rows of data that were cut or left out.
+
+        Warns:
+            TrainingHint: There are such rows.
+        """
+        self._warn_once(*dataset.hints)
+
+    def _look(self, feeds: dict[str, np.ndarray]) -> None:
+        """Warn of outputs in the first rows of the training that look like probabilities, but are taken for logits."""
+        objective = self._objective
+        if self._communicator.rank:
+            return
+        evaluator = self._evaluator(objective.form, ema=False, packed=objective.packed)
+        self._warn_once(*evaluator.find_doubts({spec.name: feeds[spec.name] for spec in objective.inputs}))
+
+    def _warn_once(self, *texts: str) -> None:
+        """Add hints, and warn of those that are new.
+
+        Warns:
+            TrainingHint: One is new.
+        """
+        with self._lock:
+            known = {hint.text for hint in self._hints}
+            found = [Hint(text, surprising=True) for text in texts if text not in known]
+            self._hints += found
+        warn_of(found)
+
+    @checks_arguments
+    def predict(
+        self,
+        data: Source,
+        *,
+        target: str | None = None,
+        batch_size: int = 256,
+        ema: bool = False,
+        labels: bool = False,
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """Return the model's outputs for inputs, or the labels of the predicted classes.
+
+        Args:
+            data: Inputs in any form that ``fit`` takes; targets are not needed.
+            target: A column of a table that is not one of the inputs.
+            batch_size: Examples per batch.
+            ema: Whether to predict with the moving average of the parameters.
+            labels: Return the most probable class of every example: the text of its label where targets were texts,
+                else its number, and -1 for scores that are NaN. Yes-or-no questions have 1 and 0. By output where
+                several have losses; those that predict no classes keep their values.
+
+        Returns:
+            One array per tensor output by name, or the array itself where the model has one output.
+
+        Raises:
+            OptionError: `labels` is given, and no output has scores over classes or binary logits.
+        """
+        if labels:
+            from onnxtrain.training.inference.evaluation import answers
+
+            return self._by_head(data, target, batch_size, ema, "predict(labels=True)", answers)
+        objective = self._objective
+        found = self._data.as_given(objective, data, batch_size) or self._data.open(objective, data, target=target)
+        arrays = self._evaluator(objective.form, ema).predict(found, batch_size)
+        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+    def _text_generator(self, tokenizer: Any, chat_template: Any) -> TextGenerator:
+        """Return what continues prompts with the current weights, with a KV cache where the file has one.
+
+        Raises:
+            DataError: The model is no language model, or the tokenizer cannot be read.
+            OptionError: The loss trains scores or embeddings, or the model is in memory, and no tokenizer is given.
+        """
+        from onnxtrain.training.inference.text_continuation import text_generator
+
+        found = self._data.folder if tokenizer is None else tokenizer
+        if found is None:
+            raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
+        return text_generator(self.config, self._objective, self._states, found, chat_template)
+
+    @checks_arguments
+    def predict_proba(
+        self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """Return class probabilities for inputs, from logits or from a final Softmax or Sigmoid.
+
+        Args:
+            data: Inputs in any form that ``fit`` takes; targets are not needed.
+            target: A column of a table that is not one of the inputs.
+            batch_size: Examples per batch.
+            ema: Whether to predict with the moving average of the parameters.
+
+        Returns:
+            Probabilities [N, C, ...] over classes, or [N, K] of yes for K questions; one question has those of no and
+            yes [N, 2], as in scikit-learn. By output where several have losses, without those that predict no classes.
+
+        Raises:
+            OptionError: No output has scores over classes or binary logits.
+        """
+        from onnxtrain.training.inference.evaluation import has_answers, probabilities
+
+        def found(metric_input: MetricInput, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray | None:
+            return probabilities(metric_input, scores) if has_answers(metric_input) else None
+
+        return self._by_head(data, target, batch_size, ema, "predict_proba", found)
+
+    def _by_head(
+        self,
+        data: Source,
+        target: str | None,
+        batch_size: int,
+        ema: bool,
+        caller: str,
+        found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray | None],
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """Apply a function to the predictions of each output that has a loss; by output where there are several."""
+        from onnxtrain.training.inference.evaluation import check_answers
+
+        evaluator = self._evaluator(self._objective.form, ema)
+        heads = evaluator.objective.heads
+        if not heads:
+            raise OptionError(
+                f"{caller} needs a loss on targets, which says what predictions are, but the loss is an output."
+            )
+        check_answers([head.targets.metric_input for head in heads], caller)
+        objective = self._objective
+        given = self._data.as_given(objective, data, batch_size) or self._data.open(objective, data, target=target)
+        arrays = evaluator.predict(given, batch_size, [head.prediction for head in heads])
+        labels = self.labels if len(heads) == 1 else None
+        results = {
+            head.name: found(head.targets.metric_input, arrays[str(head.prediction.name)], labels) for head in heads
+        }
+        by_head = {name: result for name, result in results.items() if result is not None}
+        return next(iter(by_head.values())) if len(heads) == 1 else by_head
+
+    def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
+        self._state.check_averages(ema)
+        packed = packed or self.config.packed
+        key = form, ema, weighted, packed
+        if key not in self._evaluators:
+            with self._lock:
+                if key not in self._evaluators:
+                    self._evaluators[key] = self._new_evaluator(form, ema, weighted, packed)
+        return self._evaluators[key]
+
+    def _new_evaluator(self, form: Forms | None, ema: bool, weighted: bool, packed: bool) -> Evaluator:
+        from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
+
+        config, objective = self.config, self._objective
+        if self._in_inference is None:
+            if objective.modes.training or (config.lora is not None and config.lora.drops):
+                objective = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
+            self._in_inference = objective
+        return Evaluator(
+            self._in_inference.packing(packed).with_form(form).weighting(weighted),
+            self._states,
+            config.runtime,
+            self._state.averages if ema else None,
+        )
+
+    @checks_arguments
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ema: bool = False,
+        labels: bool = False,
+        base_model: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Write the model with its trained weights; everything else stays as in the original file.
+
+        With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
+        folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
+        Tensors that were trained in full beside them, as a head, are in all three.
+
+        Names of the data go to a file beside it, ``tuned.labels.json`` for ``tuned.onnx``: a list of the labels in the
+        order of the classes, or an object with ``columns``, ``labels``, ``mean`` and ``std``, and ``output`` where the
+        labels are not those of the first floating output.
+
+        Of several processes that train together rank 0 writes; for the others this does nothing.
+
+        Args:
+            path: The file.
+            ema: Take the moving averages of the weights (``Trainer(ema=...)``); running statistics are the live ones.
+            labels: Write the labels into the model's metadata, too, as the entry ``onnxtrain.labels``, a JSON list.
+            base_model: For adapters: the PyTorch model that the ONNX model was exported from, a folder or a name on the
+                Hugging Face Hub, which PEFT's ``AutoPeftModel`` classes load. By default ``config.json`` beside the
+                model says it.
+
+        Raises:
+            ModelError: The path cannot be written; nothing is left half written, and the trainer keeps its weights. The
+                message names a path that can be written. PEFT has no module for a tensor that was trained in full.
+            NumericalError: A weight is NaN or infinite; nothing is written.
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared; a model has no
+                ``base_model``.
+        """
+        self._save(path, self._names, ema=ema, labels=labels, base_model=base_model)
+
+    def _save(
+        self,
+        path: str | os.PathLike[str],
+        names: DataNames,
+        *,
+        ema: bool = False,
+        labels: bool = False,
+        base_model: str | os.PathLike[str] | None = None,
+    ) -> None:
+        adapted = self._objective.adapted
+        if base_model is not None and (adapted is None or not adapted.writes(path)):
+            raise OptionError(
+                f"base_model names the PyTorch model of an adapter, but {str(path)!r} gets a model; leave it out."
+            )
+        if self._communicator.rank:
+            return
+        with self._state.snapshot() as state:
+            state.check_finite(self._file, ema=ema)
+            with kept_in_memory(path):
+                if adapted is not None and adapted.writes(path):
+                    values = state.values(ema=ema)
+                    added = {name: values[name] for name in adapted.parameters}
+                    own = state.own_initializers(self._objective, ema=ema)
+                    adapted.write(path, self._file, {**added, **own}, base_model)
+                else:
+                    metadata = {LABELS: labels_text(names.labels)} if labels and names.labels is not None else {}
+                    self._file.save(path, state.initializers(self._objective, self._file, ema=ema), metadata)
+        write_names(Path(path), names)
+
+    def _initializers(self, ema: bool = False) -> Mapping[str, np.ndarray]:
+        """Return the initializers that :meth:`save` writes."""
+        return self._state.initializers(self._objective, self._file, ema=ema)
+
+    def _check_weights(self, ema: bool = False) -> None:
+        """Check that no weight, or moving average, became NaN or infinite in training.
+
+        Raises:
+            NumericalError: One did; the message names the first parameter.
+        """
+        self._state.check_finite(self._file, ema=ema)
+
+    @checks_arguments
+    def model(self, *, ema: bool = False) -> onnx.ModelProto:
+        """Return the model with its trained weights in memory, as :meth:`save` writes it.
+
+        Raises:
+            NumericalError: A weight is NaN or infinite.
+        """
+        with self._state.snapshot() as state:
+            state.check_finite(self._file, ema=ema)
+            return self._file.filled(state.initializers(self._objective, self._file, ema=ema))
+
+    @overload
+    def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...
+
+    @overload
+    def get_weights(self, *, flat: Literal[True]) -> np.ndarray: ...
+
+    @checks_arguments
+    def get_weights(self, *, flat: bool = False) -> dict[str, np.ndarray] | np.ndarray:
+        """Return copies of trainable parameters and running statistics.
+
+        Args:
+            flat: Whether to return all elements in one array of one axis, in the order of the names.
+
+        Returns:
+            Arrays by name, or one array.
+        """
+        with self._state.snapshot() as state:
+            if flat:
+                return np.concatenate([array.reshape(-1) for array in state.trained.values()])
+            return {name: np.array(array) for name, array in state.trained.items()}
+
+    @checks_arguments
+    @trains
+    def set_weights(self, weights: Mapping[str, Any] | np.ndarray) -> None:
+        """Assign weights in the form of :meth:`get_weights`; optimizer states are kept.
+
+        Args:
+            weights: Arrays by name, of all weights or of some, or one array with the elements of all.
+
+        Raises:
+            OptionError: An array is of another type or shape, or there is no such weight; nothing is changed.
+        """
+        given = weights if isinstance(weights, Mapping) else split_flat(np.asarray(weights), self._trained)
+        arrays = {name: np.asarray(array) for name, array in given.items()}
+        for name, array in arrays.items():
+            self._trained.check(name, array)
+        self._trained.update(arrays)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return copies of all values that training changes.
+
+        Returns:
+            Parameters, running statistics, optimizer states (``{parameter}/V`` ...) and moving averages, by name; with
+            ``trainer/`` before their names the learning rate, its base and the number of epochs so far.
+        """
+        with self._states.snapshot() as states:
+            arrays = {name: np.array(array) for name, array in states.items()}
+        return arrays | {name: np.asarray(value) for name, value in self._counts().items()}
+
+    def _counts(self) -> dict[str, float]:
+        """Return what :meth:`state_dict` holds beside the arrays of a step."""
+        return {_RATE: self._rate.current, _BASE_RATE: self._rate.base, _EPOCHS: self._state.epochs}
+
+    @checks_arguments
+    @trains
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Assign the values of :meth:`state_dict`, with the learning rate and the number of epochs.
+
+        Args:
+            state: Arrays by name.
+            strict: Whether ``state`` has to hold every array of the training.
+
+        Raises:
+            OptionError: An array is missing, has no counterpart, or is of another type or shape; nothing is changed.
+            BusyError: Another thread trains.
+
+        Example:
+            >>> import onnxtrain
+            >>> model = onnxtrain.examples.mlp((4, 3))
+            >>> one, other = (onnxtrain.Trainer(model, loss="mse", optimizer="adam") for _ in range(2))
+            >>> other.load_state_dict(one.state_dict())
+        """
+        values = Parameters(self._states, list(self._states))
+        own = self._counts()
+        counts = {name: float(np.asarray(value)) for name, value in state.items() if name in own}
+        arrays = {name: np.asarray(array) for name, array in state.items() if name not in own}
+        missing = [name for name in values if name not in arrays]
+        if strict and missing:
+            raise OptionError(
+                f"The state lacks {len(missing)} of {len(values)} values, such as {missing[0]!r}; give all, or "
+                "strict=False."
+            )
+        for name, array in arrays.items():
+            values.check(name, array)
+        for name, value in counts.items():
+            check_rate(value, repr(name))
+        values.update(arrays)
+        own |= counts
+        self._state.epochs = int(own[_EPOCHS])
+        self._rate.restore(own[_RATE], own[_BASE_RATE])
+
+    def __deepcopy__(self, memory: dict[int, Any]) -> Self:
+        """Return an independent copy with the current state; both share the immutable file."""
+        found = object.__new__(type(self))
+        with self._states.snapshot() as states:
+            found._start(self.config, None, states, self._data.copy())
+        found._rate, found._state.epochs = self._rate.copy(), self._state.epochs
+        memory[id(self)] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the model with its current weights, and all states, for another process."""
+        fields = {name: value for name, value in vars(self.config).items() if name != "model"}
+        data = (self._data.names, self._data.numbered, self._data.folder, self._data.recorded)
+        kept = {"fields": fields, "rate": self._rate.copy(), "epochs": self._state.epochs, "data": data}
+        adapted = self._objective.adapted
+        with self._state.snapshot(everything=True) as state:
+            if adapted is None:
+                base = state.initializers(self._objective, self._file)
+            else:
+                base = {name: array for name, array in state.trained.items() if name not in adapted.parameters}
+            states = {name: np.array(array) for name, array in state.buffers.items()}
+            return {"model": self._file.filled(base).SerializeToString(), "states": states, **kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the pickled state with a new session."""
+        file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
+        names, numbered, folder, recorded = state["data"]
+        data = DataAdapter(names, numbered=numbered, folder=folder, recorded=recorded)
+        self._start(TrainingConfig(model=file, **state["fields"]), None, state["states"], data)
+        self._rate, self._state.epochs = state["rate"], state.get("epochs", 0)
+
+    @checks_arguments
+    @trains
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Load weights, optimizer states, and the names and normalization of data from a checkpoint of :meth:`fit`.
+
+        States that this training does not share with the one of the checkpoint (of another optimizer) stay as they are.
+        To go on at the checkpoint's step and example, give ``fit`` its path as ``resume``.
+
+        Args:
+            path: Either file of the checkpoint, or the folder, of which the newest is taken.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or it has not the parameters of this model.
+        """
+        from onnxtrain.training.checkpoints.checkpoint import read_checkpoint  # imports safetensors
+
+        tensors, metadata = read_checkpoint(path)
+        found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}
+        for name, own in self._trained.items():
+            shape = found[name].shape if name in found else None
+            if shape != own.shape:
+                raise CheckpointError(
+                    f"The checkpoint {os.fspath(path)!r} has {'no' if shape is None else f'another shape {shape} of'} "
+                    f"{name!r}, which this training changes; it belongs to another training."
+                )
+        written = metadata.get("fingerprint")
+        same = isinstance(written, dict) and written.get("optimizer") == type(self.config.optimizer).__name__
+        fits = {name for name in self._states if name in found and self._states.kind(name)[1] == found[name].shape}
+        with self._states.writing():
+            self._states.update({name: found[name] for name in fits if same or name in self._trained})
+            set_to_zero(self._states, self.config.masks)
+        if isinstance(epochs := metadata.get("epochs"), int):
+            self._state.epochs = max(0, epochs)
+        kept = names_of_checkpoint(metadata)
+        if self.labels is None:
+            self.labels = kept.labels
+        self._data.learn(kept.columns, kept.left_out)
+        self._data.learn_pixels(kept.pixels)
+
+    def training_model(self) -> onnx.ModelProto:
+        """Return the training model (``TrainingInfoProto``) with the current weights and optimizer states."""
+        return self._session.model()
+
+    @checks_arguments
+    def save_training_model(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`training_model` to a file, from which a :class:`onnxtrain.TrainingSession` resumes."""
+        model = self.training_model()  # for which all processes give their share
+        if not self._communicator.rank:
+            ModelFile.load(model, folder=self._file.folder).save(path, {})
+
+
+def _check_no_strings(objective: Objective) -> None:
+    texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
+    if texts is not None:
+        raise ModelError(
+            f"The input {texts!r} takes texts, which a training step cannot read: train the part of the model behind "
+            "the nodes that encode them, which onnx.utils.extract_model writes, on what they return."
+        )
+
+
+def _executor_class(config: TrainingConfig) -> type[Executor]:
+    """Return the executor of one process or of several."""
+    if not config.divided:
+        return Executor
+    from onnxtrain.distributed.sharded import executor_class  # one process does not need it
+
+    return executor_class(config)

@@ -1,0 +1,143 @@
+"""Stop gradients where the PyTorch program behind a file does: at ``detach`` and at the padding row of embeddings.
+
+ONNX has no operator for either. PyTorch's newer exporter records the call behind each node as metadata, which tells
+both (and ``scale_grad_by_freq`` of embeddings), also where it removed the Identity of a ``detach``. Files of other
+exporters do not tell.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.rules.no_gradient import stopped
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import is_float
+from onnxtrain.parameters.program import CALL, declared_kind
+
+_ARGUMENT: Final = re.compile(r"%(\w+)")
+_DETACHED: Final = re.compile(r"detach_?(_\d+)?")
+_EMBEDDING: Final = re.compile(r"target=torch\.ops\.aten\.embedding\.default\]\(args = \(%\w+, %\w+, (-?\d+)(, True)?")
+_BEGINNINGS: Final = {"PARAMETER": "p_", "BUFFER": "b_", "CONSTANT_TENSOR": "c_"}
+"""Beginnings of the names of initializers in a program, by what they are there."""
+
+
+def stop_as_program(model: ir.Model) -> tuple[str, ...]:
+    """Add StopGradient to a working copy where the program of its file stops gradients, in place.
+
+    An embedding with ``padding_idx=p`` passes no gradient from the tokens p to its table, and one with
+    ``scale_grad_by_freq`` divides that of each token by its count, as in PyTorch.
+
+    Args:
+        model: A working copy with shapes whose nodes have the exporter's metadata.
+
+    Returns:
+        The names of calls whose inputs are detached in the program, where the file leaves open which inputs.
+    """
+    graph, calls = model.graph, dict[str, list[ir.Node]]()
+    for node in graph:
+        call = node.metadata_props.get(CALL, "")
+        if "%detach" in call:
+            calls.setdefault(call, []).append(node)
+    known = {value.name for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
+    known.update(map(_in_program, graph.initializers.values()))
+    unclear = []
+    for call, readers in calls.items():
+        detached = _detached(readers, call, known)
+        if detached is None:
+            unclear.append(call.partition(" : ")[0].lstrip("%"))
+            continue
+        op = Builder(graph, graph.opset_imports[""], before=readers[0])
+        for node, slot in detached:
+            value = node.inputs[slot]
+            if value is not None and is_float(value):
+                node.replace_input_with(slot, stopped(op, op.wrap(value)).ir)
+    nodes = list(graph)
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        if lookup := _EMBEDDING.search(node.metadata_props.get(CALL, "")):
+            _pass_as_embedding(graph, node, following, int(lookup[1]), share=lookup[2] is not None)
+    return tuple(unclear)
+
+
+def _detached(nodes: list[ir.Node], call: str, known: set[str | None]) -> list[tuple[ir.Node, int]] | None:
+    """Return the inputs of nodes that are results of ``detach`` in their call, also where the file has no Identity.
+
+    Args:
+        nodes: The nodes that compute the call.
+        call: ``%sum : [num_users=1] = call_function[target=...](args = (%x, %detach), kwargs = {})``.
+        known: The names in the program of all values of the file.
+
+    Returns:
+        Nodes and slots, or ``None`` where their order and names do not tell which they are.
+    """
+    names = _ARGUMENT.findall(call.partition("](args = ")[2])
+    inner = {output for node in nodes for output in node.outputs}
+    read = [
+        (node, slot, value)
+        for node in nodes
+        for slot, value in enumerate(node.inputs)
+        if value is not None and value not in inner and (value.name in names or not _is_number(value))
+    ]
+    if len(read) == len(names) and all(
+        _in_program(value) == name for (_, _, value), name in zip(read, names, strict=True) if name in known
+    ):
+        return [(node, slot) for (node, slot, _), name in zip(read, names, strict=True) if _DETACHED.fullmatch(name)]
+    missing = {name for name in names if name not in known}
+    gone = {name for name in missing if _DETACHED.fullmatch(name)}
+    unknown = {value for _, _, value in read if _in_program(value) not in names}
+    if gone and (gone != missing or len(unknown) != len(gone)):
+        return None
+    named = {value for _, _, value in read if _DETACHED.fullmatch(_in_program(value))}
+    return [(node, slot) for node, slot, value in read if value in named or (gone and value in unknown)]
+
+
+def _in_program(value: ir.Value) -> str:
+    """Return the name that a value has in the program."""
+    name = value.name or ""
+    return _BEGINNINGS.get(declared_kind(value), "") + name.replace(".", "_") if value.is_initializer() else name
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Return whether an initializer is a number of the call, which the exporter wrote."""
+    return value.is_initializer() and declared_kind(value) not in _BEGINNINGS
+
+
+def _pass_as_embedding(graph: ir.Graph, node: ir.Node, following: ir.Node | None, padding: int, *, share: bool) -> None:
+    """y = table[tokens], whose gradient passes as in PyTorch's embedding.
+
+    Args:
+        graph: The graph of the node.
+        node: The lookup.
+        following: The node behind it.
+        padding: The token of whose rows y is a constant to the gradient; negative for none.
+        share: True if the gradient is divided by how often each token occurs (``scale_grad_by_freq``).
+    """
+    value = node.outputs[0]
+    if node.op_type != "Gather" or node.domain or not is_float(value) or not (share or padding >= 0):
+        return
+    uses = list(value.uses())
+    op = Builder(graph, graph.opset_imports[""], before=following)
+    y = kept = op.wrap(value)
+    table, tokens = (op.wrap(given) for given in node.inputs if given is not None)
+    if share:
+        part = y * op.Unsqueeze(op.Reciprocal(_counts(table, tokens, y)), op.ints(-1))
+        kept = (part + stopped(op, y - part)).with_shape(y.shape)
+    if padding >= 0:
+        is_padding = op.Unsqueeze(op.binary("Equal", tokens, padding), op.ints(-1))
+        kept = op.Where(is_padding, stopped(op, kept), kept).with_shape(y.shape)
+    for reader, slot in uses:
+        reader.replace_input_with(slot, kept.ir)
+    if value.is_graph_output():
+        graph.outputs[list(graph.outputs).index(value)] = kept.ir
+        name, value.name = value.name, f"{value.name}/rows"
+        kept.ir.name = name
+
+
+def _counts(table: Value, tokens: Value, like: Value) -> Value:
+    """Count each token among all, in the shape of the tokens."""
+    op, rows = table.op, table.op.Reshape(tokens, table.op.ints(-1))
+    none = op.Expand(op.scalar(0, like), op.Shape(table, start=0, end=1))
+    ones = op.Expand(op.scalar(1, like), op.Shape(rows))
+    return op.Gather(op.ScatterElements(none, rows, ones, reduction="add"), tokens)

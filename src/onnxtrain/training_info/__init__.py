@@ -1,3 +1,0 @@
-"""Read, check, build and write ``TrainingInfoProto``, ONNX's format for training."""
-
-import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
