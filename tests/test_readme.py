@@ -19,7 +19,8 @@ from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators import OPTIMIZERS
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/*.md"), *ROOT.glob("docs/**/*.md")])
+FOLDERS = ("examples/*.md", "docs/**/*.md", "benchmarks/pages/*.md")
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page for part in FOLDERS for page in ROOT.glob(part))])
 COMPARISON = ROOT / "docs" / "coming_from.md"
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
