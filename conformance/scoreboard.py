@@ -72,7 +72,7 @@ def failures(one: dict[str, Any]) -> str:
         return "No case failed of the forms that it has operators for.\n"
     text = ""
     for verdict, operators in sorted(verdicts.items()):
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(operators.items()))
+        names = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(operators.items()))
         text += f"- {sum(operators.values())} {verdict}: {names}.\n"
     return text
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from onnxtrain.autodiff import fused, registry
+from onnxtrain.autodiff import registry
 from onnxtrain.cli import main
 from onnxtrain.cli.app import COMMANDS, build
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators import OPTIMIZERS
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +69,6 @@ def test_a_block_runs_alone(page, block, tmp_path, monkeypatch):
             exec(compile(block, name(page), "exec"), {"__name__": "example"})
     finally:
         registry.unregister_gradient("SquaredRelu", "my.domain")
-        fused._operators.pop((ONNXTRAIN_DOMAIN, "SquareGradient"), None)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
