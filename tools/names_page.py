@@ -18,7 +18,8 @@ MODULES = (
     "losses", "metrics", "schedules", "callbacks", "data", "layers", "sklearn", "distributed", "pruning", "examples",
     "adapters", "text", "hub", "testing", "operators", "kernels", "errors",
 )  # fmt: skip
-LONG = 12  # words
+LONG = 9  # words
+CLAUSES = "which|whose|where|such|like|for|per|written|as|so|in|with|from|scaled|else|epoch|every"
 CLASSES = ("Trainer", "TrainingSession")
 HEAD = """# Names
 
@@ -29,13 +30,16 @@ has arguments, shapes, errors and examples. A name of the first list is not repe
 
 
 def summary(value: Any) -> str:
-    """The first sentence of a docstring, on one line; a long one ends at its colon, before a formula or details."""
+    """The first sentence of a docstring, on one line; a long one ends at its colon or at a clause behind a comma."""
     text = inspect.getdoc(value) or ""
     paragraph = " ".join(text.split("\n\n")[0].split())
     plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", paragraph).replace("``", "`")
     sentence = re.split(r"(?<=[a-z)`])[.;] ", plain)[0].removesuffix(".")
-    beginning, _, _ = sentence.partition(": ")
-    return beginning if " " in beginning and len(sentence.split()) > LONG else sentence
+    if len(sentence.split()) > LONG:
+        sentence = re.sub(r"(?<= )([^ :]+): .*", r"\1", sentence)
+    if len(sentence.split()) > LONG:
+        sentence = re.sub(rf", ({CLAUSES}) .*", "", sentence)
+    return sentence
 
 
 def public_names(module: Any) -> list[str]:
