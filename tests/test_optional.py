@@ -19,7 +19,7 @@ from onnxtrain.errors import OptionError
     ],
 )
 def test_a_missing_package_is_named(load, name, packages):
-    message = rf"^onnxtrain\.{name} needs \w+ [\d.]+ or newer .*; install it with pip install {packages}"
+    message = rf"^onnxtrain\.interop\.{name} needs \w+ [\d.]+ or newer .*; install it with pip install {packages}"
     with pytest.raises(OptionError, match=message):
         load("_missing_")
 

@@ -44,7 +44,7 @@ import onnxtrain
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     first = run.stdout.splitlines()[0].split()
-    assert first == ["onnxtrain", "onnxtrain.errors.start"]
+    assert first == ["onnxtrain", "onnxtrain.errors", "onnxtrain.errors.start"]
 
 
 def test_labels_for_rows_of_scores_build_nothing_again():

@@ -32,8 +32,13 @@ _MODULES = {
 }
 """Public modules by name, with the folders where they live."""
 
-_attached, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attached, _, _listed = lazy_loader.attach_stub(__name__, __file__)
+__all__ = sorted({"__version__", *_listed, *_MODULES})  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> object:
     return importlib.import_module(f"{__name__}.{_MODULES[name]}") if name in _MODULES else _attached(name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,6 +1,6 @@
 """Exceptions of onnxtrain: few classes; a message is one sentence that names the cause and the next step."""
 
-from __future__ import annotations
+# Imports nothing, also no __future__: Ctrl-C is not caught yet while this module is imported.
 
 
 class OnnxTrainError(Exception):
