@@ -6,8 +6,8 @@ Of these, ``.ci/run`` takes one in three; the others are marked ``sweep``, too. 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
 ``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
 
-A test of more than ``MANY`` cases without such a mark runs with one case in five; of the others, ``.ci/run`` takes one in
-two, and the rest are marked ``sweep``.
+A test of more than ``MANY`` cases without such a mark runs with one case in five; of the others, ``.ci/run`` takes one
+in two, and the rest are marked ``sweep``.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _MODULES = {
 """Public modules by name, with the folders where they live."""
 
 _attached, _, _listed = lazy_loader.attach_stub(__name__, __file__)
-__all__ = sorted({"__version__", *_listed, *_MODULES})  # noqa: PLE0605
+__all__ = sorted({"__version__", *_listed, *_MODULES})
 
 
 def __getattr__(name: str) -> object:
