@@ -142,3 +142,11 @@ def test_inspect_prints_a_table():
         assert f"<td>{row.name}</td>" in found._repr_html_()
     assert any(line.startswith("Relu") for line in lines)
     assert "67 of 67 elements" in repr(found)
+
+
+def test_a_text_that_nobody_wrote_is_compared_with_nothing():
+    """It would take minutes."""
+    with pytest.raises(OptionError, match=r"There is no loss 'm{100}'; use ") as caught:
+        onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="m" * 2_000_000)
+    assert len(str(caught.value)) < 1000
+    assert nearest("batch_siz" + "e" * 100, ["batch_size"]) is None

@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "upstream.md"
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "languages")]
 
 from onnxtrain.graph.upstream.book import BOOK, Workaround  # noqa: E402
-from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime, shown  # noqa: E402,F401
+from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime, bugs_of_torch, shown  # noqa: E402,F401
 
 BEGIN = "<!-- generated: python tools/upstream_page.py -->"
 
@@ -35,6 +35,7 @@ LINKS = {
     "onnxruntime-gpu": "https://github.com/microsoft/onnxruntime/issues",
     "onnxruntime-openvino": "https://github.com/intel/onnxruntime/issues",
     "onnxruntime-web": "https://github.com/microsoft/onnxruntime/issues",
+    "torch": "https://github.com/pytorch/pytorch/issues",
 }
 """Addresses at which bugs of each package are reported."""
 

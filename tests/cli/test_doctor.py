@@ -66,6 +66,14 @@ CASES = {
         text("f (float[1, 2] x) => (float[1, 2] y) { y = MatMul(x, w) }", w=W),
         [(NOTE, "'x' takes 1 example a step")],
     ),
+    "an adjacency matrix": (
+        text(
+            "f (float[n, 2, 3] x, float[2, 2] adjacency) => (float[n, 2, 2] y) "
+            "{ h = MatMul(adjacency, x)  y = MatMul(h, w) }",
+            w=np.ones((3, 2), np.float32),
+        ),
+        [],
+    ),
     "old opset": (text("f (float[n, 2] x) => (float[n, 2] y) { y = MatMul(x, w) }", 11, w=W), [(NOTE, "opset 11")]),
     "dropout": (
         text("f (float[n, 2] x) => (float[n, 2] y) { h = MatMul(x, w)  y = Dropout(h, r, t) }",

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from stand_in import COMMIT, TOKEN, Hub
+from stand_in import COMMIT, TOKEN, Hub, Requests
 
 import onnxtrain
 from onnxtrain.cli import main
@@ -243,6 +243,30 @@ def test_refusals_read_as_what_they_are(hub: Hub, status: int, said: str, monkey
     monkeypatch.setattr("stand_in.Requests.do_GET", lambda self: self._send(status))
     with pytest.raises(ModelError, match=rf"\(status {status}\): .*{said}"):
         download(ADDRESS)
+
+
+def test_files_beside_a_model_are_not_waited_for(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client repeats requests that fail with a status of 500 and more for half a minute a file."""
+    hub.files["org/points"]["config.json"] = b"{}"
+    slept: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", slept.append)
+    given = Requests.do_GET
+
+    def failing(self: Requests) -> None:
+        if self.path.endswith(".json"):
+            self.server.requests.append(f"{self.command} {self.path}")
+            return self._send(503)
+        return given(self)
+
+    monkeypatch.setattr(Requests, "do_GET", failing)
+    assert download(ADDRESS).is_file()
+    assert slept == []
+    assert sum(".json" in line for line in hub.requests) == 1
+    assert "The Hub did not say whether org/points has a file 'onnx/model.labels.json'" in caplog.text
+    monkeypatch.setattr(Requests, "do_GET", given)
+    assert (download(ADDRESS).parent.parent / "config.json").is_file()
 
 
 ODD = [

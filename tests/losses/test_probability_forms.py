@@ -119,6 +119,26 @@ CLASSES = {
         "p = Softmax(z) q = Softmax(u) a = Unsqueeze(p, i1) c = Unsqueeze(q, i1) s = Concat<axis = 1>(a, c) "
         "k = Slice(z, i0, i2, i1) g = Softmax(k) e = Unsqueeze(g, i1) t = MatMul(e, s) y = Squeeze(t, i1)",
     ),
+    "experts by Einsum": (
+        "n,3",
+        "p = Softmax(z) q = Softmax(u) a = Unsqueeze(p, i1) c = Unsqueeze(q, i1) s = Concat<axis = 1>(a, c) "
+        'k = Slice(z, i0, i2, i1) g = Softmax(k) y = Einsum<equation = "ne, nec -> nc">(g, s)',
+    ),
+    "hierarchy": (
+        "n,6",
+        "k = Slice(z, i0, i1, i1) g = Sigmoid(k) h = Sub(one, g) p = Softmax(z) q = Softmax(u) a = Mul(g, p) "
+        "c = Mul(q, h) y = Concat<axis = 1>(a, c)",
+    ),
+    "hierarchy of a split": (
+        "n,7",
+        "g = Softmax(z) r, s, t = Split<axis = 1, num_outputs = 3>(g) q = Softmax(u) a = Mul(r, g) c = Mul(q, s) "
+        "y = Concat<axis = 1>(a, t, c)",
+    ),
+    "hierarchy of slices": (
+        "n,7",
+        "g = Softmax(z) r = Gather<axis = 1>(g, i0) s = Slice(g, i1, i2, i1) t = Slice(g, last, i3, i1) q = Softmax(u) "
+        "a = Mul(r, g) c = Mul(q, s) y = Concat<axis = 1>(a, t, c)",
+    ),
     "coarse classes": ("n,2", "p = Softmax(z) y = MatMul(p, coarse)"),
     "pair": ("n,2", "s = Slice(z, i0, i1, i1) p = Sigmoid(s) q = Sub(one, p) y = Concat<axis = 1>(q, p)"),
     "pair of sigmoids": (
@@ -165,6 +185,16 @@ LOGITS = {
     "learned weights": ("n,3", "p = Sigmoid(z) q = Mul(p, scale)  y = Add(q, tiny)"),
     "cosines": ("n,3", "t = ReduceL2(z, i1) y = Div(z, t)"),
     "distances": ("n,3", "q = Mul(z, z) y = Neg(q)"),
+    "hierarchy without one place": (
+        "n,6",
+        "g = Softmax(z) r, s, t = Split<axis = 1, num_outputs = 3>(g) q = Softmax(u) a = Mul(r, g) c = Mul(q, s) "
+        "m = Sub(a, t) y = Concat<axis = 1>(m, c)",
+    ),
+    "one place twice": (
+        "n,7",
+        "g = Softmax(z) r, s, t = Split<axis = 1, num_outputs = 3>(g) q = Softmax(u) a = Mul(r, g) c = Mul(q, r) "
+        "d = Sub(t, s) y = Concat<axis = 1>(a, d, c)",
+    ),
     "logit": ("n,3", "p = Sigmoid(z) q = Sub(one, p) t = Div(p, q) y = Log(t)"),
 }
 
@@ -240,6 +270,15 @@ def test_other_scores_are_logits(name: str, kind: str):
     shape, body = LOGITS[name]
     trainer = check(model(body, shape), kind, "logits", train=["w", "b", "scale"] if "scale" in body else ["w", "b"])
     assert trainer._objective.targets.loss.from_logits is True
+
+
+@pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")
+def test_a_place_that_two_nodes_take_counts_twice():
+    body = (
+        "g = Softmax(z) r, s, t = Split<axis = 1, num_outputs = 3>(g) k = Slice(g, i0, i1, i1) q = Softmax(u) "
+        "a = Mul(k, q) y = Concat<axis = 1>(a, r, s, t)"
+    )
+    check(model(body, "n,6"), "cross_entropy", "logits")
 
 
 def test_nothing_is_proved_by_values_that_are_trained():

@@ -275,7 +275,7 @@ def disturb_and_look(found: Undisturbed, folder: Path, victim: Victim, how: dict
     failing = how.get("action", "").isdigit()
     if code not in ((0, 2) if failing else (0, -signal.SIGKILL)):
         raise WrongError(f"ended with {code}: {error_output(folder)}", "another end than that of the disturbance")
-    if code == 2 and not re.fullmatch(r"error: [^\n]+\.\n", error_output(folder)):
+    if code == 2 and not re.fullmatch(r"(warning: [^\n]+\.\n)*error: [^\n]+\.\n", error_output(folder)):
         raise WrongError(f"printed {error_output(folder)!r}", "no sentence")
     if failing:
         _look_for_remains({name for name in names(folder) if _UNFINISHED.search(name)})

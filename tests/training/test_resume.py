@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx
@@ -141,9 +142,11 @@ def test_a_difference_is_named_or_accepted_by_its_name(case: str, tmp_path) -> N
     run(written, checkpoint=tmp_path)
     longer = {"epochs": 3}
     with pytest.raises(
-        CheckpointError, match=rf"belongs to another training: .*\b{name} is .+ there and .+ here"
+        CheckpointError,
+        match=rf"belongs to another training: .*(\b{name} is .+ there and .+ here|the content of {name} has changed)",
     ) as info:
         run(resumed, checkpoint=tmp_path, resume=True, **longer)
+    assert not re.search("[0-9a-f]{32}", str(info.value))
     names = str(info.value).partition('accept what differs by its name: change="')[2].partition('"')[0]
     assert name in names.split(",")
     assert len(names.split(",")) <= 3, names  # and no equal setting
@@ -356,7 +359,7 @@ def test_of_large_data_samples_are_compared(tmp_path, monkeypatch) -> None:
         x, y = data()
         x[example] += 1
         if refused:
-            with pytest.raises(CheckpointError, match="data is"):
+            with pytest.raises(CheckpointError, match="the content of data has changed"):
                 run(({}, {"data": (x, y)}), checkpoint=tmp_path, resume=True)
         else:
             run(({}, {"data": (x, y)}), checkpoint=tmp_path, resume=True)
@@ -432,7 +435,7 @@ def test_a_training_in_place_that_ended_after_its_save_continues(freeze: str | N
         tensor = next(tensor for tensor in changed.graph.initializer if tensor.name == name)
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.01), name))
         path.write_bytes(changed.SerializeToString())
-        with pytest.raises(CheckpointError, match=r"belongs to another training: weights is .+ there and .+ here"):
+        with pytest.raises(CheckpointError, match="another training: the content of weights has changed; resume"):
             fit(4)
 
 

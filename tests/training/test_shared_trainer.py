@@ -27,6 +27,7 @@ import onnxtrain
 from onnxtrain.errors import BusyError, OptionError
 from onnxtrain.interop.sklearn import OnnxClassifier
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.inference import evaluation
 from onnxtrain.training.inference.evaluation import Evaluator
 
 WIDTH, OUT = 128, 64
@@ -164,7 +165,9 @@ def stress(trainer: onnxtrain.Trainer, folder: Path, seconds: float) -> None:
             raise
 
 
-def test_pairs_of_methods(shared, tmp_path):
+@pytest.mark.parametrize("packed_after", [1, 100])
+def test_pairs_of_methods(packed_after, shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "_PACKED_AFTER", packed_after)
     stress(shared, tmp_path, 0.0)
 
 
@@ -173,8 +176,10 @@ def test_pairs_of_methods_for_longer(shared, tmp_path):
     stress(shared, tmp_path, 0.2)
 
 
+@pytest.mark.parametrize("packed_after", [2, 100])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"ema": 0.0}], ids=str)
-def test_readers_see_whole_steps(options):
+def test_readers_see_whole_steps(options, packed_after, monkeypatch):
+    monkeypatch.setattr(evaluation, "_PACKED_AFTER", packed_after)
     trainer, end = make(**options), threading.Event()
     seen: list[list[float]] = [[] for _ in range(3)]
     averaged = {"ema": True} if options.get("ema") == 0.0 else {}
@@ -248,6 +253,38 @@ def test_a_prediction_keeps_its_step_and_training_goes_on():
     assert one_value(trainer.predict(batches())) == -(WIDTH + 1)
     assert one_value(trainer.predict(X)) == -4 * (WIDTH + 1)
     assert copies == [0]  # the reading went on with a copy
+
+
+def packed(trainer: onnxtrain.Trainer) -> bool:
+    """Whether the last prediction came from a session that has the weights packed."""
+    (evaluator,) = trainer._evaluators.values()
+    return any(each.session is not None for each in evaluator._packed.values())
+
+
+def test_frequent_predictions_are_packed_until_the_weights_change(shared, tmp_path):
+    trainer = make(ema=0.5)
+    changes = {**TRAIN, "parameters[]": lambda t, _: [each.fill(-11.0) for each in t.parameters.values()]}
+    for name, change in changes.items():
+        for number in range(150):
+            value = one_value(trainer.predict(X if number % 2 else in_batches())) / (WIDTH + 1)
+            assert value == one_value(trainer.get_weights(flat=True))
+            assert packed(trainer) == (number >= 99), (name, number)
+        change(trainer, tmp_path)
+    assert one_value(trainer.predict(X)) == -11.0 * (WIDTH + 1)
+
+
+def test_predictions_are_not_packed_while_the_weights_may_change():
+    trainer = make()
+    with trainer._states.training("fit", changes=True):
+        for _ in range(150):
+            trainer.predict(X)
+    assert not packed(trainer)
+    live = next(iter(trainer.parameters.values()))
+    for _ in range(150):
+        trainer.predict(X)
+    assert not packed(trainer)
+    live += 1
+    assert len(np.unique(trainer.predict(X))) == 1
 
 
 def test_nothing_is_copied_while_nothing_trains(monkeypatch):
@@ -377,7 +414,7 @@ def calls_a_second(call: Callable[[], object], threads: int, seconds: float = 0.
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("sizes", "least"), [((16, 64, 3), 0.1), ((256, 1024, 1024, 10), 0.2)], ids=["small", "medium"]
+    ("sizes", "least"), [((16, 64, 3), 0.2), ((256, 1024, 1024, 10), 0.5)], ids=["small", "medium"]
 )
 def test_throughput_beside_onnxruntime(sizes, least):
     """The figures of benchmarks/pages/serving.md: pytest -s -m thorough FILE -k throughput."""

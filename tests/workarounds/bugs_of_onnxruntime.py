@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import onnx
@@ -284,3 +285,19 @@ def attributes_of_zero() -> bool:
     content = model("g (float[3] x) => (float[3] y) { y = HardSigmoid<alpha = 1.0, beta = 0.0>(x) }")
     made = onnxruntime.InferenceSession(content.SerializeToString(), providers=["OpenVINOExecutionProvider"])
     return not np.array_equal(made.run(None, {"x": np.zeros(3, np.float32)})[0], np.zeros(3))
+
+
+@shows("versions of libraries")
+def versions_of_libraries() -> bool:
+    operator = parser.parse_model("""<ir_version: 8, opset_import: ["onnxtrain": 1]>
+        f (float r, int64 t, float[1] x, float[1] g) => (float[1] y) { y = onnxtrain.SGD(r, t, x, g) }""")
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(onnxtrain.custom_ops_library()))
+    onnxruntime.InferenceSession(operator.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    with tempfile.TemporaryDirectory() as folder:
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = os.path.join(folder, "optimized.onnx")
+        other = model("g (float[3] x) => (float[3] y) { y = Neg(x) }")
+        onnxruntime.InferenceSession(other.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        imports = {item.domain: item.version for item in onnx.load(options.optimized_model_filepath).opset_import}
+    return imports.get("onnxtrain") == 1000

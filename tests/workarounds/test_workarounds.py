@@ -19,7 +19,7 @@ from onnxtrain.graph.upstream import sessions
 from onnxtrain.graph.upstream.book import BOOK, Workaround
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
-from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime  # noqa: F401 - they fill the registry
+from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime, bugs_of_torch  # noqa: F401 - a registry
 from workarounds.bugs_of_onnxruntime import DEEP_SCAN
 from workarounds.shown import SHOWN, model
 
@@ -52,6 +52,7 @@ def verdict(entry: Workaround, found: tuple[int, ...], present: bool) -> str:
     )
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's exporter
 @pytest.mark.parametrize(
     "entry", [entry for entry in BOOK if entry.package != "onnxruntime-web"], ids=lambda entry: entry.name
 )

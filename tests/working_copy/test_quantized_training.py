@@ -8,7 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 import onnxtrain
-from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors import DataError, ModelError, OptionError
+from onnxtrain.operators.registry import OPTIMIZERS
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(64, 1, 8, 8)).astype(np.float32), RNG.integers(0, 10, 64)
@@ -246,3 +247,37 @@ def test_weights_of_two_and_four_bits(kind, opset, raw, tmp_path):
     assert losses[-1] < losses[0] - 0.2
     trainer.save(tmp_path / "saved.onnx")
     np.testing.assert_allclose(trainer.predict(points), _saved({"x": points}, tmp_path / "saved.onnx"), atol=1e-5)
+
+
+@pytest.mark.parametrize("qat", [True, False], ids=["qat", "plain"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_files_that_the_runtime_writes_beside_this_library_train_without_kernels(name, qat, tmp_path):
+    """Every file that ONNX Runtime writes in this process then imports version 1000 of the library's domain."""
+    x, y = onnxtrain.examples.points(32)
+    given = onnxtrain.examples.mlp((4, 8, 3))
+    onnxtrain.Trainer(given, loss="cross_entropy").train_step(x, y)  # registers the library
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "written.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    made = onnxtrain.quantize(given, x) if qat else given
+    assert all(item.domain != "onnxtrain" for item in made.opset_import)
+    onnxruntime.InferenceSession(made.SerializeToString(), options)
+    losses = []
+    for kernels in (True, False):
+        runtime = onnxtrain.RuntimeOptions(kernels=kernels)
+        optimizer = OPTIMIZERS[name].settings()
+        arguments = {"loss": "cross_entropy", "qat": qat, "runtime": runtime, "optimizer": optimizer}
+        subject = onnxtrain.Trainer(tmp_path / "written.onnx", **arguments)
+        losses.append([subject.train_step(x, y) for _ in range(3)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+
+
+def test_a_layout_for_one_kind_of_processor_is_refused_with_the_cure(tmp_path):
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "fast.onnx")
+    onnxruntime.InferenceSession(onnxtrain.examples.lenet5().SerializeToString(), options)
+    cure = "one optimized at the level ORT_ENABLE_EXTENDED"
+    with pytest.raises(ModelError, match=cure):
+        onnxtrain.quantize(tmp_path / "fast.onnx", np.zeros((8, 1, 28, 28), np.float32))
+    with pytest.raises(OptionError, match=cure):
+        onnxtrain.Trainer(tmp_path / "fast.onnx", loss="cross_entropy", lora=onnxtrain.Lora())

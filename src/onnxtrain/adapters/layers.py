@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.architectures import in_checkpoints
 from onnxtrain.adapters.names import layer_names, matches, name_of_node
+from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.graph.patterns import no_match
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.parameters.readers import Functions, chooses_one
@@ -226,6 +227,9 @@ def _usual(layers: Sequence[Layer], output: ir.Value | None) -> list[Layer]:
         own = {layer.name: layer for layer in projections}
         return [own.get(layer.name, layer) for layer in linear if layer.name in own or layer.name in mixers]
     found = [_with_parts(layer, []) for layer in linear] or [layer for layer in layers if layer.is_convolution]
+    graph = None if output is None else output.graph
+    if not found and graph is not None and any(node.domain == NCHWC_DOMAIN for node in graph):
+        raise OptionError(FOR_ONE_CPU)
     if not found:
         raise OptionError(
             "The default targets are linear layers before the output's, and convolutions, of which the model has none; "

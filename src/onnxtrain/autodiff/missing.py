@@ -21,7 +21,7 @@ GPU_ONLY = frozenset(
 
 
 FOR_ONE_CPU = (
-    "ONNX Runtime optimized the model for one kind of CPU (NCHWc layout); train the model from before it was "
+    "ONNX Runtime optimized the model for one kind of CPU (NCHWc layout); take the model from before it was "
     "optimized, or one optimized at the level ORT_ENABLE_EXTENDED."
 )
 

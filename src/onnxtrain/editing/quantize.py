@@ -13,14 +13,16 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.data import open_dataset
 from onnxtrain.data.data_names import read_names
 from onnxtrain.errors import DataError, ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.domains import NCHWC_DOMAIN
 from onnxtrain.losses.heads import tensor_spec
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.proto import default_opset, drop_initializer_inputs, unify_default_domain
+from onnxtrain.model_file.proto import default_opset, drop_initializer_inputs, drop_own_import, unify_default_domain
 from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
 
 _LEAST_OPSET = {8: 13, 4: 21}
@@ -80,6 +82,8 @@ def quantize(
     if bits not in _LEAST_OPSET:
         raise OptionError(f"bits is {bits!r}; it is 8 or 4.")
     file = ModelFile.load(model).dense()
+    if any(node.domain == NCHWC_DOMAIN for node in file.proto.graph.node):
+        raise ModelError(FOR_ONE_CPU)
     known = {node.name for node in file.proto.graph.node}
     unknown = [name for name in exclude if name not in known]
     if unknown:
@@ -99,7 +103,9 @@ def quantize(
             raise
         except Exception as error:  # the quantizer raises many types
             raise ModelError(f"ONNX Runtime's quantizer refused the model: {error}") from error
-        return onnx.load(result)
+        quantized = onnx.load(result)
+        drop_own_import(quantized)
+        return quantized
 
 
 def _upgraded(model: onnx.ModelProto, least: int) -> onnx.ModelProto:

@@ -14,6 +14,9 @@ T = TypeVar("T", bound=Callable[..., Any])
 _ALIKE = 0.6
 """Similarity from which a word is suggested, of :mod:`difflib`'s ratio."""
 
+_LONGEST = 100
+"""Characters of a word that is compared with others, which takes time with their square."""
+
 _TYPES = "a model in float16 or bfloat16 trains as it is, in float32; leave it out, and give a model of that type"
 _SCALING = "gradients are float32 whatever the type of the model, so that no loss is scaled; leave it out"
 _ROUNDING = "give precision=onnxtrain.Precision(master_weights=False), which rounds bfloat16 weights stochastically"
@@ -58,6 +61,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """
     import difflib  # only a mistake needs it
 
+    if len(word) > _LONGEST:
+        return None
     plain = {other.lower().replace("-", "_"): other for other in known}
     found = difflib.get_close_matches(word.lower().replace("-", "_"), plain, n=1, cutoff=_ALIKE)
     return plain[found[0]] if found else None

@@ -18,6 +18,9 @@ from onnxtrain.operators.call_text import Call, name_of, read_call, read_literal
 OneLoss = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]
 LossLike = OneLoss | Mapping[str, OneLoss]
 
+_LONGEST = 100
+"""Characters of an unknown loss that its error shows."""
+
 
 def resolve_losses(loss: LossLike) -> Loss | JointLoss | str:
     """Resolve the loss option; a mapping from outputs to losses gives their sum.
@@ -95,7 +98,7 @@ def _from_text(text: str) -> Loss | str:
 
         return ModelLoss(Path(text))
     raise OptionError(
-        f"There is no loss {text!r}; use {', '.join(LOSSES)}, each with arguments as in 'huber(delta=0.5)', "
+        f"There is no loss {text[:_LONGEST]!r}; use {', '.join(LOSSES)}, each with arguments as in 'huber(delta=0.5)', "
         "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)"
         f".{suggestion(name_of(text), [*LOSSES, *ALIASES])}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ from typing import Any
 from onnxtrain.errors import ModelError, OnnxTrainError
 from onnxtrain.errors._internal import import_optional
 from onnxtrain.model_file.saving import data_files_of
+
+_logger = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"hf:/{1,2}(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _CACHED = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/")
@@ -68,20 +71,37 @@ _BESIDE = ("{stem}.labels.json", "preprocessor_config.json", "config.json")
 """Files beside a model that say what its inputs and classes are."""
 
 
+_SECONDS = 10
+"""Seconds that the Hub has to say whether there is such a file."""
+
+
 def places_of_settings(folder: Path) -> list[Path]:
     """Return the folders of a model's settings: its own, and the one above a folder ``onnx``, as on the Hub."""
     return [folder, folder.parent] if folder.name == "onnx" else [folder]
 
 
 def _download_beside(hub: Any, repo: str, file: str, revision: str | None, model: Path) -> None:
-    """Fetch the files that tell names, labels and normalization into the folder of a model, where there are any."""
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    """Fetch the files that tell names, labels and normalization into the folder of a model, where there are any.
 
+    Each is asked for once, since the client repeats a failed request for half a minute. Then the cache decides.
+    """
+    from huggingface_hub.errors import EntryNotFoundError
+
+    cached = False
     for form in _BESIDE:
         for place in places_of_settings(Path(file).parent):
             name = (place / form.format(stem=model.stem)).as_posix()
-            with suppress(EntryNotFoundError, LocalEntryNotFoundError):
-                found = Path(hub.hf_hub_download(repo, name, revision=revision))
+            with suppress(EntryNotFoundError):  # LocalEntryNotFoundError, too
+                try:
+                    if not cached:
+                        hub.get_hf_file_metadata(hub.hf_hub_url(repo, name, revision=revision), timeout=_SECONDS)
+                except EntryNotFoundError:
+                    raise
+                except Exception as error:
+                    cached = True
+                    if getattr(error, "response", None) is not None:
+                        _logger.warning("The Hub did not say whether %s has a file %r: %s", repo, name, error)
+                found = Path(hub.hf_hub_download(repo, name, revision=revision, local_files_only=cached))
                 if found.parent not in (model.parent, model.parent.parent):
                     shutil.copyfile(found, model.parent / found.name)
                 break

@@ -14,7 +14,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 from onnxtrain.errors import ModelError
-from onnxtrain.graph.domains import MICROSOFT_DOMAIN, is_default_domain
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN, is_default_domain
 
 STAND_IN_DOMAIN = "onnxtrain.stand_in"
 """Domain of placeholder nodes, which conversions leave alone."""
@@ -99,6 +99,15 @@ def import_runtime_domain(proto: ModelProto) -> None:
         graph = proto.graph if holder is proto else holder
         if any(node.domain == MICROSOFT_DOMAIN for node in all_nodes(graph)):
             holder.opset_import.add(domain=MICROSOFT_DOMAIN, version=1)
+
+
+def drop_own_import(proto: ModelProto) -> None:
+    """Drop the import of this project's domain where no node uses it, in place (workarounds: versions of libraries)."""
+    for holder in (proto, *proto.functions):
+        nodes = all_nodes(proto.graph if holder is proto else holder)
+        if not any(node.domain == ONNXTRAIN_DOMAIN for node in nodes):
+            for item in [item for item in holder.opset_import if item.domain == ONNXTRAIN_DOMAIN]:
+                holder.opset_import.remove(item)
 
 
 _INITIALIZERS_ALONE = 4

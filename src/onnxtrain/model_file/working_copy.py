@@ -18,6 +18,7 @@ from onnxtrain.model_file.checks import declared, dense_array
 from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.proto import (
     drop_initializer_inputs,
+    drop_own_import,
     import_runtime_domain,
     is_large,
     proto_subgraphs,
@@ -124,6 +125,7 @@ def working_copy(
     """
     unify_default_domain(proto)
     import_runtime_domain(proto)
+    drop_own_import(proto)
     sparse = _declare_sparse(proto.graph)
     maps_to_tensors(proto.graph)
     sort_nodes(label, proto)

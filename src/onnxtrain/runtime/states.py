@@ -86,6 +86,11 @@ class StateBuffers(Versioned):
             into._assign(name, self.current(name))
         return into
 
+    @property
+    def is_settled(self) -> bool:
+        """True where the values stay until :attr:`version` changes: no change has begun, and no array is live."""
+        return super().is_settled and not any(self._anchor(name) is not None for name in list(self._anchors))
+
     def _new(self, values: Mapping[str, np.ndarray]) -> Self:
         return type(self)(values)
 
@@ -98,6 +103,7 @@ class StateBuffers(Versioned):
             # Based on a memoryview, this array is the `base` of all views of it: NumPy collapses chains of views.
             anchor = np.frombuffer(buffer.reshape(-1).view(np.uint8).data, np.uint8)
             self._anchors[name] = weakref.ref(anchor)
+            self.version += 1  # the caller may write to it
         return anchor.view(buffer.dtype).reshape(buffer.shape)
 
     def _anchor(self, name: str) -> np.ndarray | None:

@@ -53,9 +53,12 @@ class StepSession:
         states: State buffers, shared between the sessions of one training.
         options: Threads, providers, memory.
         kernels: Whether the graph contains nodes with native kernels.
+        bind: Whether runs bind memory to inputs and outputs, which graphs with states need; others run faster without.
     """
 
-    def __init__(self, step: StepGraph, states: StateBuffers, options: RuntimeOptions, *, kernels: bool) -> None:
+    def __init__(
+        self, step: StepGraph, states: StateBuffers, options: RuntimeOptions, *, kernels: bool, bind: bool = True
+    ) -> None:
         self.step = step
         self._states = states
         graph = step.model.graph
@@ -64,10 +67,10 @@ class StepSession:
         for name in self.second_buffers:
             states.give_second_buffer(name)
         self._inputs = {str(value.name): _dtype(value) for value in graph.inputs if value.name in step.feeds}
-        self._has_strings = any(dtype.kind in "OSU" for dtype in self._inputs.values())
+        self._binds = bind and not any(dtype.kind in "OSU" for dtype in self._inputs.values())
         bound = set(written.values())
         with _without_shapes(value for value in graph.outputs if value.name in bound):
-            self._session = create_session(step.model, options, kernels=kernels, bind=not self._has_strings)
+            self._session = create_session(step.model, options, kernels=kernels, bind=self._binds)
         self._read = [str(value.name) for value in graph.inputs if value.name not in self._inputs]
         self._written = written
         # Bindings that no run uses, by the buffers that they bind: each run has one of its own.
@@ -82,6 +85,7 @@ class StepSession:
         # The memory of a bound output may not fit the next batch size (workarounds: shapes of bound outputs).
         shapes = {value.name: dimensions(value) for value in graph.outputs}
         self._varying = [name for name in step.results if not _is_static(shapes[name])]
+        self._results = list(step.results)
         self._fetched = [(index, name) for index, name in enumerate(step.results) if name not in self._scalars]
         # Arrays of ml_dtypes extension types, such as bfloat16, are bound by address (workarounds: extension types).
         self._foreign = {
@@ -106,6 +110,8 @@ class StepSession:
                 wrote it, or the sizes.
         """
         if not self._written:
+            if not self._read and not self._binds:
+                return self._run_unbound(feeds, self._states)
             if reading is not None:
                 return self._run_on(feeds, reading)
             with self._states.reading(self._read) as own:
@@ -125,8 +131,8 @@ class StepSession:
             reading.end(states)
 
     def _run(self, feeds: Mapping[str, Any], states: StateBuffers) -> dict[str, np.ndarray]:
-        if self._has_strings:
-            return self._run_with_strings(feeds, states)
+        if not self._binds:
+            return self._run_unbound(feeds, states)
         key = (states.serial, *map(states.turn, states.doubled))
         idle = self._idle.get(key)
         try:
@@ -182,8 +188,8 @@ class StepSession:
                 )
         return results
 
-    def _run_with_strings(self, feeds: Mapping[str, Any], states: StateBuffers) -> dict[str, np.ndarray]:
-        """Run a graph with string inputs without binding, since strings cannot be bound by address.
+    def _run_unbound(self, feeds: Mapping[str, Any], states: StateBuffers) -> dict[str, np.ndarray]:
+        """Run without binding, as graphs with string inputs need, since strings cannot be bound by address.
 
         Raises:
             DataError: An input is missing.
@@ -191,15 +197,15 @@ class StepSession:
         """
         if self._written:
             raise StepError("A model with string inputs cannot be trained; cut off the nodes that encode the strings.")
-        missing = [name for name in self._inputs if name not in feeds]
-        if missing:
-            raise DataError(f"The step needs the input {missing[0]!r}; got {', '.join(feeds) or 'nothing'}.")
-        arrays = {name: np.asarray(feeds[name], dtype=dtype, order="C") for name, dtype in self._inputs.items()}
-        arrays |= {name: states.current(name) for name in self._read}
+        arrays = {name: states.current(name) for name in self._read}
+        for name, dtype in self._inputs.items():
+            if name not in feeds:
+                raise DataError(f"The step needs the input {name!r}; got {', '.join(feeds) or 'nothing'}.")
+            arrays[name] = np.asarray(feeds[name], dtype=dtype, order="C")
         try:
-            found = self._session.run(list(self.step.results), arrays)
+            found = self._session.run(self._results, arrays)
         except Exception as error:
-            raise StepError(explained(error)) from error
+            raise self._failure(error, feeds) from error
         return dict(zip(self.step.results, found, strict=True))
 
     def _bind_states(self, states: StateBuffers) -> _Binding:

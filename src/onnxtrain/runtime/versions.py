@@ -21,9 +21,14 @@ from onnxtrain.errors import BusyError
 
 
 class Versioned(MutableMapping[str, np.ndarray]):
-    """Arrays by name that one thread changes, and any number of threads read."""
+    """Arrays by name that one thread changes, and any number of threads read.
+
+    Attributes:
+        version: A number that is another one when values may have changed.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._trainer = 0  # identifier of the thread that trains
@@ -45,6 +50,11 @@ class Versioned(MutableMapping[str, np.ndarray]):
     @abstractmethod
     def copied(self, names: Collection[str], into: Self | None) -> Self:
         """Return a copy of some values, written into an earlier copy of the same names if there is one."""
+
+    @property
+    def is_settled(self) -> bool:
+        """True where the values stay until :attr:`version` changes: nobody is about to write them."""
+        return not self._change
 
     @property
     def is_foreign(self) -> bool:
@@ -88,6 +98,7 @@ class Versioned(MutableMapping[str, np.ndarray]):
             return
         with self._lock:
             self._change = self._calls
+            self.version += 1
             if self._readings or self._wanted or self._runs:
                 try:
                     names, self._wanted = self._wanted, set()

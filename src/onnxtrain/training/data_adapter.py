@@ -217,18 +217,18 @@ class DataAdapter:
             array, shape = given.get(spec.name), spec.shape
             if type(array) is not np.ndarray or array.dtype != spec.dtype or not shape or array.ndim != len(shape):
                 return None
-            pairs = zip(shape, array.shape, strict=True)
-            fits = all(sizes.setdefault(wanted, size) == size for wanted, size in pairs if wanted is not None)
+            for wanted, size in zip(shape, array.shape, strict=True):
+                if wanted is not None and (wanted if type(wanted) is int else sizes.setdefault(wanted, size)) != size:
+                    return None
             batch = rows if spec.common else sizes.setdefault(None, len(array))
             if (
-                not fits
-                or batch != (rows if spec.common else len(array))
+                batch != (rows if spec.common else len(array))
                 or not 0 < batch <= rows
                 or not spec.takes_all
                 or not all_finite(array)
             ):
                 return None
-        return None if any(type(wanted) is int and wanted != size for wanted, size in sizes.items()) else given
+        return given
 
     def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
         """Open data for prediction; targets are optional.

@@ -438,11 +438,13 @@ class TrainedModel:
         self._state.check_averages(ema)
         packed = packed or self.config.packed
         key = form, ema, weighted, packed
-        if key not in self._evaluators:
+        found = self._evaluators.get(key)
+        if found is None:
             with self._lock:
-                if key not in self._evaluators:
-                    self._evaluators[key] = self._new_evaluator(form, ema, weighted, packed)
-        return self._evaluators[key]
+                found = self._evaluators.get(key)
+                if found is None:
+                    found = self._evaluators[key] = self._new_evaluator(form, ema, weighted, packed)
+        return found
 
     def _new_evaluator(self, form: Forms | None, ema: bool, weighted: bool, packed: bool) -> Evaluator:
         from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it

@@ -142,6 +142,25 @@ def _matmul(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     return LINEAR if is_weight(left) or is_weight(right) else NOTHING
 
 
+def _einsum(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
+    """Return the means that weights take of the other operand: they sum to one along the only letter that is summed."""
+    given, _, result = str(attribute(node, "equation", "")).replace(" ", "").partition("->")
+    terms, shapes = given.split(","), [dims(each) for each in node.inputs]
+    summed = {*given} - {*result, ","}
+    if len(terms) != 2 or len(summed) != 1 or not all(t.isalpha() and len({*t}) == len(t) for t in (*terms, result)):
+        return NOTHING
+    (letter,) = summed
+    sizes = [shape[term.index(letter)] if shape else None for term, shape in zip(terms, shapes, strict=True)]
+    for weights, mixed in ((0, 1), (1, 0)):
+        fact, values = facts.of(node.inputs[weights]), facts.of(node.inputs[mixed])
+        total = fact.sums.get(terms[weights].index(letter), 0)
+        if fact.low >= 0 and abs(total - 1) <= SMALL and sizes[0] is not None and sizes[0] == sizes[1]:
+            names = {terms[mixed][axis]: total for axis, total in values.sums.items()}
+            kept = {result.index(name): total for name, total in names.items() if name not in terms[weights]}
+            return Fact(values.low, values.high, kept)
+    return NOTHING
+
+
 def _is_learned(facts: Facts, value: ir.Value | None) -> bool:
     """Return whether an operand is a weight with entries below 0, which needs no search."""
     array = facts.constant(value)
@@ -196,6 +215,7 @@ RULES.update(
             lambda facts, node, value: _OF_FUSED.get(str(attribute(node, "activation", "")), NOTHING),
         ),
         "MatMul": _matmul,
+        "Einsum": _einsum,
         "If": _if,
         "Loop": _loop,
         "Scan": _loop,

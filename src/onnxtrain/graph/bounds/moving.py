@@ -23,6 +23,7 @@ from onnxtrain.graph.bounds.facts import (
     hull,
     of_array,
     rank_of,
+    totals_of,
 )
 from onnxtrain.graph.value import Dimension, dimensions
 
@@ -159,15 +160,66 @@ def _concat(facts: Facts, node: ir.Node, value: ir.Value, inputs: Sequence[ir.Va
             sums[index] = sum(totals)
         elif max(totals) - min(totals) <= SMALL:
             sums[index] = totals[0]
-    sizes = [(dims(part) or ())[axis : axis + 1] for part in parts]
-    if all(size == (1,) for size in sizes):  # such as p and 1 - p
-        terms = [facts.affine(part) for part in parts]
-        slopes: dict[Any, float] = {}
-        for x, a, _ in terms:
-            slopes[x] = slopes.get(x, 0.0) + a
-        if not any(slopes.values()):
-            sums[axis] = sum(b for _, _, b in terms)
-    return replace(found, sums=sums)
+    total = _total(facts, [_along(facts, part, axis) for part in parts])
+    return replace(found, sums=sums if total is None else {**sums, axis: total})
+
+
+_Term = tuple[Any, float, float]
+
+
+def _along(facts: Facts, part: ir.Value | None, axis: int) -> _Term | None:
+    """Return x, a and b of the sum a x + b along an axis: of one column, or of a distribution times one column."""
+    shape, node = dims(part) or (), None if part is None else part.producer()
+    if shape[axis : axis + 1] == (1,):
+        return facts.affine(part)
+    if part is not None and node is not None and node.op_type == "Mul" and None not in shape:
+        one_column = (*shape[:axis], 1, *shape[axis + 1 :])
+        for column, shares in (node.inputs, node.inputs[::-1]):
+            if dims(column) == one_column and abs(totals_of(facts, shares, part).get(axis, 0) - 1) <= SMALL:
+                return facts.affine(column)
+    total = facts.of(part).sums.get(axis)
+    return None if total is None else (None, 0.0, total)
+
+
+def _total(facts: Facts, terms: Sequence[_Term | None]) -> float | None:
+    """Return the sum of terms where it is constant: that of p and 1 - p, or of all columns of a distribution."""
+    slopes: dict[Any, float] = {}
+    total, columns = 0.0, dict[tuple[ir.Value, int], dict[int, float]]()
+    for term in terms:
+        if term is None:
+            return None
+        slopes[term[0]] = slopes.get(term[0], 0.0) + term[1]
+        total += term[2]
+    for x in [x for x, slope in slopes.items() if slope]:
+        found = _column(facts, x)
+        if found is not None:
+            own = columns.setdefault(found[:2], {})
+            own[found[2]] = own.get(found[2], 0.0) + slopes.pop(x)
+    for (source, axis), own in columns.items():
+        whole = facts.of(source).sums.get(axis)
+        if whole is None or len(own) != (dims(source) or ())[axis] or len({*own.values()}) > 1:
+            return None
+        total += whole * own[0]
+    return None if any(slopes.values()) else total
+
+
+def _column(facts: Facts, value: Any) -> tuple[ir.Value, int, int] | None:
+    """Return the source, the axis and the position of a value that is one column of another."""
+    node = value.producer() if isinstance(value, ir.Value) else None
+    source = None if node is None or node.domain else node.inputs[0]
+    if node is None or source is None or node.op_type not in ("Slice", "Gather", "Split"):
+        return None
+    starts = facts.ints(node, "starts", 1) if node.op_type == "Slice" else None
+    axes = facts.ints(node, "axes", 3) if node.op_type == "Slice" else [axis_of(node, source, 0)]
+    number = value.index() if node.op_type == "Split" else facts.number(node.inputs[1]) if starts is None else starts[0]
+    shape, own = dims(source), dims(value)
+    if not axes or len(axes) != 1 or axes[0] is None or number is None or shape is None or own is None:
+        return None
+    axis = axes[0] % len(shape)
+    size = shape[axis]
+    if not isinstance(size, int) or not -size <= number < size or (node.op_type != "Gather" and own[axis] != 1):
+        return None
+    return source, axis, int(number) % size
 
 
 def _expand(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:

@@ -226,6 +226,15 @@ BOOK: tuple[Workaround, ...] = (
         ("lowering/portable/write_activation_defaults.py",),
     ),
     Workaround(
+        "versions of libraries",
+        "onnxruntime",
+        ("1.32.0", "1.32.0"),
+        "Once a session has registered a library of operators, every model that a session of the process writes "
+        "imports the library's domain in version 1000, also where no node uses it.",
+        "The import is dropped where no node uses it.",
+        ("model_file/proto.py",),
+    ),
+    Workaround(
         "computed bounds",
         "onnx",
         _ONNX,
@@ -417,6 +426,15 @@ BOOK: tuple[Workaround, ...] = (
         "The provider reads beta=0.0 of HardSigmoid as the default, 0.5.",
         "Rules write no attribute of zero where zero is not the default.",
         ("autodiff/rules/activation.py",),
+    ),
+    Workaround(
+        "one tensor given twice",
+        "torch",
+        ("2.13.0", "2.13.0"),
+        "The exporter with dynamo=True takes two inputs for one where the same tensor is their example: in a model "
+        "exported with (x, h, h), an LSTM begins with one value as hidden state and as cell state.",
+        "A hint names the input that no node reads, and says how to export.",
+        ("training/advice/hints.py",),
     ),
 )
 """All bugs that are worked around, by package."""

@@ -159,7 +159,7 @@ def _quantized(found: Inspection) -> Iterator[Finding]:
 
 def _fixed_batch(found: Inspection) -> Iterator[Finding]:
     for port in found.inputs:
-        if port.shape and isinstance(port.shape[0], int) and len(port.shape) > 1:
+        if port.name in found.fixed_batch_inputs and port.shape and len(port.shape) > 1:
             size = port.shape[0]
             yield Finding(
                 Severity.NOTE,

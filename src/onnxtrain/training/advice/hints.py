@@ -561,8 +561,8 @@ def _unread(graph: ir.Graph) -> list[Hint]:
     mixed = any(len(pair) == 2 and pair[0] is not None and pair[0] is pair[1] for pair in states)
     if mixed:
         text += (
-            " An LSTM begins with one value as hidden state and as cell state, which PyTorch's newer exporter writes "
-            "for nn.LSTM(x, (h, c)); torch.onnx.export(..., dynamo=False) keeps both."
+            " An LSTM begins with one value as hidden state and as cell state: PyTorch's newer exporter takes two "
+            "inputs for one where the same tensor is their example; export with a tensor for each."
         )
     return [Hint(text, surprising=mixed)]
 

@@ -30,6 +30,7 @@ from onnxtrain.parameters.repeated import declared_learned, find_repeated
 from onnxtrain.parameters.ties import find_copies
 from onnxtrain.parameters.trainable import Initializer, parameter_table
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
+from onnxtrain.training.working_copy.common_inputs import mark_common_inputs
 from onnxtrain.training.working_copy.filled_biases import stop_at_filled_biases
 from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.training.working_copy.program_stops import stop_as_program
@@ -88,6 +89,7 @@ class Inspection:
         hints: Hints about the model.
         surprises: The hints that are warnings: training differs from the likely intent.
         cache_inputs: KV-cache inputs that training leaves out.
+        fixed_batch_inputs: Inputs that fix the number of examples of a batch.
     """
 
     opset: int
@@ -100,6 +102,7 @@ class Inspection:
     hints: tuple[str, ...]
     surprises: tuple[str, ...] = ()
     cache_inputs: tuple[str, ...] = ()
+    fixed_batch_inputs: tuple[str, ...] = ()
 
     @property
     def trainable_size(self) -> int:
@@ -208,6 +211,7 @@ def inspect(
         loss = find_value(copy.graph, output, "output")
     elif any(map(is_float_tensor, copy.graph.outputs)):
         loss = named_output(copy.graph, None)
+    mark_common_inputs(working.graph)
     fixed = FixedBatch.of(working.graph)
     learned = declared_learned(copy, find_repeated(working, None if fixed is None else fixed.size))
     table = in_file(parameter_table(copy, loss, train=train, freeze=freeze, learned=learned), halves)
@@ -234,6 +238,7 @@ def inspect(
         hints=tuple(hint.text for hint in found),
         surprises=tuple(hint.text for hint in found if hint.surprising),
         cache_inputs=cache_inputs,
+        fixed_batch_inputs=() if fixed is None else tuple(sorted(fixed.inputs)),
     )
 
 

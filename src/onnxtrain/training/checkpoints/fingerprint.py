@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -148,21 +149,26 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
             continue  # arrays have no column names
         if isinstance(left, dict) and isinstance(right, dict):  # show only the entries that differ
             left, right = _without_common(left, right), _without_common(right, left)
-        result[key] = f"{key} is {_shown(left)} there and {_shown(right)} here"
+        there, now = _shown(left), _shown(right)
+        changed = f"the content of {key} has changed"  # hashes would tell a reader nothing
+        result[key] = changed if there == now else f"{key} is {there} there and {now} here"
     return result
 
 
 _MISSING: Final = object()
 
+_HASH: Final = re.compile(r'"[0-9a-f]{32}"')
+"""A hash in JSON."""
+
 
 def _without_common(record: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if other.get(key, _MISSING) != value}
+    return {key: value for key, value in record.items() if _shown(other.get(key, _MISSING)) != _shown(value)}
 
 
 def _shown(value: object) -> str:
     if value is _MISSING:
         return "missing"
-    text = json.dumps(value, sort_keys=True)
+    text = _HASH.sub('"(content)"', json.dumps(value, sort_keys=True))
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
