@@ -1,0 +1,39 @@
+"""Budget of each part of the package in lines; ``.ci/run`` fails above one.
+
+    python tools/budgets.py
+
+prints the parts that are above their budget. What enters a part names what leaves it. To raise a budget, write a line into
+the changelog with the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onnxtrain"
+
+BUDGETS = {
+}
+"""Lines of Python by folder of the package."""
+
+
+def lines(folder: Path) -> int:
+    """Lines of all modules in a folder."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("*.py"))
+
+
+def above(budgets: dict[str, int] = BUDGETS, package: Path = PACKAGE) -> list[str]:
+    """A sentence for each folder that is above its budget or has none."""
+    folders = sorted(path.name for path in package.iterdir() if any(path.rglob("*.py")))
+    return [
+        f"{name}/ has {lines(package / name):,} lines; its budget is {budgets.get(name, 0):,}."
+        for name in folders
+        if lines(package / name) > budgets.get(name, 0)
+    ]
+
+
+if __name__ == "__main__":
+    found = above()
+    print("\n".join(found) or "Every part is within its budget.")
+    sys.exit(bool(found))
