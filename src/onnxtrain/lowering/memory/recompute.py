@@ -15,7 +15,8 @@ exporter fuses it with the norm behind it, the layer would keep both terms.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -29,7 +30,16 @@ from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.patterns import matches, no_match
 from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.value import is_float
-from onnxtrain.lowering.memory.number_layers import LAYERS
+from onnxtrain.operators.call_text import read_literal
+
+LAYERS = "layers"
+"""The pattern of ``recompute`` that recomputes each numbered layer separately."""
+
+_LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
+"""A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""Metadata in which PyTorch's exporter lists the modules around a node, which it names ``node_linear_4``."""
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
 """Operators whose second result may differ, or that communicate between processes."""
@@ -47,6 +57,53 @@ SHAPES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read no element of their input."""
 
 
+def number_layers(graph: ir.Graph, patterns: Sequence[str]) -> dict[str, str]:
+    """Return the layer of each value that a node of a numbered layer computes, by the names of both.
+
+    Later passes fuse nodes, and give the result of the new one the name of the old.
+
+    Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged.
+
+    Args:
+        graph: The main graph.
+        patterns: Patterns of ``recompute``; without ``"layers"`` the result is empty.
+    """
+    if LAYERS not in patterns:
+        return {}
+    found = {node: name for node in graph if (name := _layer_of(node))}
+    full = _full_names(set(found.values()))
+    return {value.name: full[name] for node, name in found.items() for value in node.outputs if value.name}
+
+
+def _layer_of(node: ir.Node) -> str:
+    """Return the dotted path of the layer that a node is in; "" if it is in none."""
+    for name in (node.name or "", *_scopes(node)):
+        match = re.search(_LAYER, name)
+        if match is not None:
+            return name[: match.end()].replace("/", ".").strip(".")
+    return ""
+
+
+def _scopes(node: ir.Node) -> Iterator[str]:
+    text = node.metadata_props.get(_SCOPES, "")
+    try:
+        scopes = read_literal(text) if text else ()
+    except ValueError:  # another tool's text
+        return
+    if isinstance(scopes, (list, tuple)):
+        yield from (scope for scope in scopes if isinstance(scope, str))
+
+
+def _full_names(names: set[str]) -> dict[str, str]:
+    """Map the names of layers to the longest that ends in them: adapters are named by weights, others by modules."""
+    ordered = sorted(names, key=len, reverse=True)
+    full: dict[str, str] = {}
+    for name in ordered:
+        longer = [other for other in full if other.endswith("." + name) and full[other] == other]
+        full[name] = longer[0] if len(longer) == 1 else name
+    return full
+
+
 def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str, str]) -> None:
     """Refuse patterns that match no node name.
 
@@ -55,7 +112,7 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str
     Args:
         graph: The main graph.
         patterns: Glob patterns of names of nodes, or "layers".
-        layers: The numbered layers (:mod:`onnxtrain.lowering.memory.number_layers`).
+        layers: The numbered layers (:func:`number_layers`).
 
     Raises:
         GradientError: A pattern matches no name.
@@ -87,7 +144,7 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str], laye
         backward: The nodes that carry gradients; those no longer in the graph are passed over.
         patterns: Glob patterns of names of nodes, checked before. If a node that a pattern names is fused by now,
             nothing is left to recompute: the fused node keeps none of its values.
-        layers: The layers of values (:mod:`onnxtrain.lowering.memory.number_layers`), for the pattern "layers".
+        layers: The layers of values (:func:`number_layers`), for the pattern "layers".
     """
     if not patterns:
         return

@@ -4,9 +4,6 @@
     mean = Op("ReduceMean", OneOf(Op("Pow", x, 2), Op("Mul", x, x)), Var("axes"))
     NORM = Pattern("RMS norm", Op("Mul", Op("Div", x, Op("Sqrt", mean)), scale), anchors={"ReduceMean"})
 
-    for match in find(graph, NORM, named, check):
-        ...  # emit one node that computes match.y from match["x"] and match["scale"]
-
 A match never contains a value that anything else needs: a graph output, a value that another node reads, or one that a
 Gradient node names. A Gradient node names the value that the model's author saw, without reading it, so a named value
 stays, and what depended on it goes on depending on it.
@@ -19,17 +16,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import captured_values
-from onnxtrain.graph.domains import TRAINING_DOMAIN
-from onnxtrain.graph.replace import remove_nodes, set_inputs
-from onnxtrain.graph.value import constant_number, dimensions, is_float
-from onnxtrain.lowering.fuse.known_numbers import known_number
+from onnxtrain.graph.value import constant_array, constant_number, dimensions
 
 _log = logging.getLogger("onnxtrain.lowering")
 
@@ -46,12 +40,16 @@ class Match:
         captures: Names with the value of a :class:`Var`, the number of a :class:`Number`, a factor of a :class:`Scaled`
             or the node of an :class:`Op`, in the order in which they were found.
         failures: Partial matches, the value at which each ended, and why; ``None`` unless asked for.
+        context: The :class:`~onnxtrain.lowering.rewrite.Context` of the rule that looks for it.
+        found: What the guard of the rule found out for its ``emit``.
     """
 
     y: ir.Value
     nodes: tuple[ir.Node, ...] = ()
     captures: tuple[tuple[str, Any], ...] = ()
     failures: list[tuple[Match, ir.Value | None, str]] | None = None
+    context: Any = None
+    found: Any = None
 
     @property
     def graph(self) -> ir.Graph | ir.Function | None:
@@ -224,6 +222,18 @@ class Op(Term):
         return self.operator + (f" ({', '.join(accepted)})" if accepted else "")
 
 
+class Node(Term):
+    """A node of one of some operators, whatever it reads; further conditions are the guard's."""
+
+    def __init__(self, *operators: str) -> None:
+        self.roots = frozenset(operators)
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
+        node = None if value is None else value.producer()
+        if node is not None and node.op_type in self.roots:
+            yield found.through(node)
+
+
 class Product(Term):
     """The product of some terms and a constant, multiplied in any order by Mul and Div; ``number`` to three digits."""
 
@@ -303,11 +313,11 @@ def _unscaled(value: ir.Value) -> tuple[ir.Value, float | tuple[ir.Value, str]] 
     first, second = node.inputs
     assert first is not None
     assert second is not None
-    number = known_number(second)
+    number = _known_number(second)
     if number is not None:
         return first, (number if node.op_type == "Mul" else 1 / number if number else math.inf)
     if node.op_type == "Mul":
-        number = known_number(first)
+        number = _known_number(first)
         if number is not None:
             return second, number
         if dimensions(first) in ((), (1,)):
@@ -323,16 +333,27 @@ class Pattern:
         name: Its name in the log.
         term: The computation of the result.
         anchors: Operators without which there is no match: the search ends at once in a graph that has none.
+        domain: Domain of the anchors and of the node of the result.
     """
 
     name: str
     term: Term
     anchors: Collection[str]
+    domain: str = ""
+
+    def has_anchor(self, node: ir.Node) -> bool:
+        """Return whether a node is one without which there is no match."""
+        return node.op_type in self.anchors and node.domain == self.domain
+
+
+def operators(name: str, *names: str, domain: str = "") -> Pattern:
+    """Return the pattern of the nodes of some operators."""
+    return Pattern(name, Node(*names), frozenset(names), domain)
 
 
 def has_anchor(graph: ir.Graph, pattern: Pattern) -> bool:
     """Return whether a graph has a node without which a pattern does not match."""
-    return any(node.op_type in pattern.anchors and not node.domain for node in graph)
+    return any(pattern.has_anchor(node) for node in graph)
 
 
 def find(
@@ -342,6 +363,7 @@ def find(
     check: Callable[[Match], str | None] = lambda match: None,
     *,
     backwards: bool = False,
+    gone: Collection[ir.Node] = (),
 ) -> Iterator[Match]:
     """Yield the matches of a pattern in a graph, which may be changed between two of them.
 
@@ -351,13 +373,16 @@ def find(
         named: Names of values that have to stay.
         check: Returns why a match is not wanted, or ``None``.
         backwards: Begin at the end of the graph, so that the longest of the matches that share nodes comes first.
+        gone: Nodes that are about to be removed.
     """
     if not has_anchor(graph, pattern):
         return
     failures: list[tuple[Match, ir.Value | None, str]] | None = [] if _log.isEnabledFor(logging.DEBUG) else None
     taken = set[ir.Node]()
     for node in reversed(list(graph)) if backwards else list(graph):
-        if node.op_type not in pattern.term.roots or node.domain or node.graph is not graph or node in taken:
+        if node.op_type not in pattern.term.roots or node.domain != pattern.domain or node.graph is not graph:
+            continue
+        if node in taken or node in gone:
             continue
         for match in pattern.term.matches(node.outputs[0], Match(node.outputs[0], failures=failures)):
             reason = _refusal(match, named) or check(match)
@@ -373,8 +398,8 @@ def find(
 
 def _refusal(match: Match, named: Collection[str]) -> str | None:
     """Return why the nodes of a match cannot be replaced: something else needs a value between them."""
-    inside = set(match.nodes)
-    for output in dict.fromkeys(output for node in match.nodes for output in node.outputs if output is not match.y):
+    inside, last = set(match.nodes), match.nodes[0]
+    for output in dict.fromkeys(output for node in match.nodes if node is not last for output in node.outputs):
         if output.is_graph_output():
             return f"{output.name!r} is an output of the graph"
         if output.name in named:
@@ -397,7 +422,7 @@ def _explain(
 ) -> None:
     """Log for each anchor outside all matches the reason that was found furthest into the pattern."""
     for node in graph:
-        if node.op_type not in pattern.anchors or node.domain or node in taken:
+        if not pattern.has_anchor(node) or node in taken:
             continue
         near = [failure for failure in failures if node in failure[0].nodes]
         if not near:
@@ -416,52 +441,57 @@ def _shown(node: ir.Node) -> str:
     return f"{node.op_type} {node.name!r}" if node.name else node.op_type
 
 
-# What Gradient nodes need
+# Numbers that a graph computes from shapes that are known, such as the root of a head's size
+
+_ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {"Div": np.divide, "Mul": np.multiply, "Sqrt": np.sqrt}
+_FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+_DEEPEST = 12
+"""Nodes between a number and the shape that it follows from."""
 
 
-def gradient_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """Return the Gradient nodes of a graph."""
-    return [node for node in graph if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN]
+def _known_number(value: ir.Value | None) -> float | None:
+    """The number of a value with one element that is a constant, or follows from known sizes; ``None`` for others.
 
-
-def named_by_gradients(graph: ir.Graph) -> set[str]:
-    """Return the names that Gradient nodes have in their attributes."""
-    names: set[str] = set()
-    for node in gradient_nodes(graph):
-        lists = [node.attributes[key].as_strings() for key in ("xs", "zs") if key in node.attributes]
-        names |= {name for listed in lists for name in listed} | {node.attributes["y"].as_string()}
-    return names
-
-
-def varying_values(graph: ir.Graph) -> set[ir.Value]:
-    """Return the values through which a gradient may flow: the xs of Gradient nodes, and what is computed from them.
-
-    Requires: a sorted graph.
+    Roots, products and quotients of floats are computed in the type of the graph.
     """
-    xs = {name for node in gradient_nodes(graph) for name in node.attributes["xs"].as_strings()}
-    found = {value for value in (*graph.inputs, *graph.initializers.values()) if value.name in xs}
-    for node in graph:
-        varies = any(value in found for value in (*node.inputs, *captured_values(node)))
-        found.update(output for output in node.outputs if output.name in xs or (varies and is_float(output)))
-    return found
+    array = _array(value, _DEEPEST)
+    return None if array is None or array.size != 1 else float(array.reshape(()))
 
 
-def is_needed(value: ir.Value, named: Collection[str]) -> bool:
-    """Return whether a value stays even if no node reads it: a graph output, or named by a Gradient node."""
-    return value.is_graph_output() or value.name in named
+def _array(value: ir.Value | None, depth: int) -> np.ndarray | None:
+    if value is None or depth == 0:
+        return None
+    known = constant_array(value)
+    node = value.producer()
+    if known is not None or node is None or node.domain:
+        return known
+    if node.op_type == "Shape":
+        sizes = None if node.inputs[0] is None else dimensions(node.inputs[0])
+        return None if sizes is None or node.attributes else np.array(sizes, object)
+    given = [_array(each, depth - 1) for each in node.inputs]
+    if not given or any(each is None for each in given):
+        return None
+    arrays = [each for each in given if each is not None]
+    if node.op_type in ("Slice", "Gather"):
+        return _taken(node, arrays)
+    if any(item is None or isinstance(item, str) for item in arrays[0].flat):
+        return None
+    if node.op_type == "Cast" and value.dtype is not None and value.dtype in (*_FLOATING, ir.DataType.INT64):
+        return arrays[0].astype(value.dtype.numpy())
+    if node.op_type in _ARITHMETIC and value.dtype in _FLOATING:
+        return np.asarray(_ARITHMETIC[node.op_type](*arrays))
+    return None
 
 
-def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node], named: Collection[str]) -> None:
-    """Remove those of some nodes whose results nothing needs, and then the nodes that only they read, in place."""
-    pending, unread = list(nodes), dict[ir.Node, None]()
-    while pending:
-        node = pending.pop()
-        if node in unread or node.graph is not graph:
-            continue
-        if any(output.uses() or is_needed(output, named) for output in node.outputs):
-            continue
-        sources = [value.producer() for value in node.inputs if value is not None]
-        set_inputs(node, [None] * len(node.inputs))
-        unread[node] = None
-        pending += [source for source in sources if source is not None]
-    remove_nodes(graph, unread)  # at once: every removal looks at all outputs of the graph
+def _taken(node: ir.Node, arrays: list[np.ndarray]) -> np.ndarray | None:
+    """A part of a shape, or of a list."""
+    items, *places = arrays
+    if items.ndim != 1 or any(place.size != 1 for place in places):
+        return None
+    first, *others = (int(place.reshape(())) for place in places)
+    if node.op_type == "Gather":
+        return items[first : first + 1 or None] if -items.size <= first < items.size else None
+    if not others or others[1:] not in ([], [0], [0, 1]):  # the end, the axis, the step
+        return None
+    return items[first : others[0]]

@@ -1,8 +1,7 @@
-"""Fuse rotary embeddings that exporters write as several nodes into the one operator that ONNX Runtime has for them."""
+"""Rotary embeddings that exporters write as several nodes, as the one operator that ONNX Runtime has for them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -10,23 +9,10 @@ import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
-from onnxtrain.lowering.fuse.patterns import (
-    Match,
-    Number,
-    OneOf,
-    Op,
-    Optional,
-    Pattern,
-    Term,
-    Var,
-    find,
-    has_anchor,
-    named_by_gradients,
-    varying_values,
-)
-from onnxtrain.lowering.fuse.transposition import order_of
+from onnxtrain.lowering.patterns import Match, Number, OneOf, Op, Optional, Pattern, Term, Var
+from onnxtrain.lowering.rewrite import Rewrite, Rule
+from onnxtrain.lowering.rules.transposition import order_of
 
 OPERATOR = "RotaryEmbedding"
 
@@ -56,44 +42,11 @@ _TURNED = Op(
     name="turned",
     axis=_LAST,
 )
-PATTERN = Pattern(
+_ROTARY = Pattern(
     "rotary embedding",
     Op("Add", Op("Mul", _TURNED, Var("sines")), Op("Mul", _X, Var("cosines"))),
     {"Concat"},
 )
-
-
-def fuse_rotary(model: ir.Model) -> None:
-    """Replace y = x cos + [-b, a] sin with x = [a, b], halves of the last axis, by one node, in place.
-
-    Its gradient is one node, too: the rotation by the opposite angles. x is [B, H, S, D] or [B, S, H, D] in float32;
-    cosines and sines broadcast over the heads, and over the batch or not. Left alone are:
-
-    - tables whose halves are not known to be equal: they must be constants with equal halves, or computed from a Concat
-      of a value with itself, as exporters write it;
-    - tables through which a gradient flows, and sizes that are not known to be equal.
-
-    Requires: a sorted graph with shapes. Ensures: the new nodes are where the last of the old ones was; the node that
-    computes y has its name.
-    """
-    graph = model.graph
-    if not has_anchor(graph, PATTERN):
-        return
-    named, varying = named_by_gradients(graph), varying_values(graph)
-    main, replaced = Builder(graph, graph.opset_imports[""]), set[ir.Node]()
-    for match in find(graph, PATTERN, named, lambda match: _check(match, varying)):
-        layout = _layout(match["x"], match["cosines"])
-        assert layout is not None
-        last = match.nodes[0]
-        op = main.before(last)
-        op.scope = f"fused {last.name}" if last.name else ""
-        y = _emit(op, _Rotation(match["x"], match["cosines"], match["sines"], layout), named)
-        op.emitted[-1].name = last.name  # recompute= names the node that computes y
-        take_over(graph, {match.y: y})
-        replaced.update(match.nodes)
-    if replaced:
-        graph.opset_imports.setdefault(MICROSOFT_DOMAIN, 1)
-        remove_nodes(graph, replaced)
 
 
 class _Layout(NamedTuple):
@@ -108,17 +61,8 @@ class _Layout(NamedTuple):
     per_sequence: bool
 
 
-class _Rotation(NamedTuple):
-    """Operands of a rotary embedding: x of four axes, and tables as long as x along the last axis."""
-
-    x: ir.Value
-    cosines: ir.Value
-    sines: ir.Value
-    layout: _Layout
-
-
-def _check(match: Match, varying: Collection[ir.Value]) -> str | None:
-    """Return why the operator does not compute this rotation."""
+def _check(match: Match) -> _Layout | str:
+    """Return the layout, or why the operator does not compute this rotation."""
     x, sizes = match["x"], dimensions(match["x"])
     if sizes is None or len(sizes) != _RANK or x.dtype != ir.DataType.FLOAT or not isinstance(sizes[-1], int):
         return f"x has shape {sizes} and type {x.dtype}; it needs four axes, a known last one, and the type FLOAT"
@@ -132,11 +76,11 @@ def _check(match: Match, varying: Collection[ir.Value]) -> str | None:
     if layout is None or layout != _layout(x, match["sines"]):
         return "cosines and sines are not known to have one row for each position, the same for all heads"
     for name in ("cosines", "sines"):
-        if match[name] in varying:
+        if match[name] in match.context.varying:
             return f"a gradient flows through the {name}"
         if not _is_doubled(match[name]):
             return f"the halves of the {name} are not known to be equal"
-    return None
+    return layout
 
 
 def _layout(x: ir.Value, table: ir.Value) -> _Layout | None:
@@ -209,22 +153,24 @@ def _leaves_rows(node: ir.Node, size: int) -> bool:
     return True  # axes of one element come, go, or are repeated
 
 
-def _emit(op: Builder, rotation: _Rotation, named: set[str]) -> ir.Value:
+def _emit(op: Builder, match: Match) -> Value:
     """Emit the node of the operator, and the nodes that bring its result into the layout of x."""
-    x, heads_at = rotation.x, rotation.layout.heads
+    x, heads_at, named = match["x"], match.found.heads, match.context.named
+    op.scope = f"fused {op.scope}"
+    op.import_domain(MICROSOFT_DOMAIN, 1)
     batch, heads, positions, width = (_sizes(x)[axis] for axis in (0, heads_at, 3 - heads_at, 3))
-    tables = [_half(op, table, _number(width)) for table in (rotation.cosines, rotation.sines)]
-    given = [_positions(op, rotation), *tables]
+    tables = [_half(op, match[name], _number(width)) for name in ("cosines", "sines")]
+    given = [_positions(op, match), *tables]
     rows = x if heads_at == 2 else _before_transpose(x, named)
     if rows is None:
-        return op.several(OPERATOR, op.wrap(x), *given, outputs=1, domain=MICROSOFT_DOMAIN)[0].ir
+        return op.several(OPERATOR, op.wrap(x), *given, outputs=1, domain=MICROSOFT_DOMAIN)[0]
     count = {"num_heads": heads} if isinstance(heads, int) else {}
     flat = _flat(op, rows, named)
     (y,) = op.several(OPERATOR, flat, *given, outputs=1, domain=MICROSOFT_DOMAIN, **count)
     y.ir.dtype = flat.dtype
     y = op.Reshape(y.with_shape(flat.shape), op.ints(0, 0, count.get("num_heads", -1), _number(width)))
     y.with_shape((batch, positions, heads, width))
-    return (y if heads_at == 2 else op.Transpose(y, perm=_HEADS_SECOND)).ir
+    return y if heads_at == 2 else op.Transpose(y, perm=_HEADS_SECOND)
 
 
 def _before_transpose(x: ir.Value, named: set[str]) -> ir.Value | None:
@@ -256,17 +202,17 @@ def _half(op: Builder, table: ir.Value, width: int) -> Value:
     return op.Reshape(first, op.ints(-1, half)).with_shape((None, half))
 
 
-def _positions(op: Builder, rotation: _Rotation) -> Value:
+def _positions(op: Builder, match: Match) -> Value:
     """Return the rows of the tables to read, [B, S]; the first of them, [1], where all sequences have the same."""
-    if not rotation.layout.per_sequence:
+    layout, known = match.found, _sizes(match["x"])
+    if not layout.per_sequence:
         return op.ints(0)
-    table = op.wrap(rotation.cosines)
-    sizes = [op.dimension(table, axis) for axis in (0, 3 - rotation.layout.heads)]
+    table = op.wrap(match["cosines"])
+    sizes = [op.dimension(table, axis) for axis in (0, 3 - layout.heads)]
     shape = op.Concat(*sizes, axis=0)
     count = op.Squeeze(op.Mul(*sizes))
     every = op.Range(op.constant(0, np.int64), count, op.constant(1, np.int64))
-    known = _sizes(rotation.x)
-    return op.Reshape(every, shape).with_shape((known[0], known[3 - rotation.layout.heads]))
+    return op.Reshape(every, shape).with_shape((known[0], known[3 - layout.heads]))
 
 
 def _sizes(value: ir.Value) -> tuple[Dimension, ...]:
@@ -279,3 +225,13 @@ def _sizes(value: ir.Value) -> tuple[Dimension, ...]:
 def _number(size: Dimension) -> int:
     assert isinstance(size, int)
     return size
+
+
+fuse_rotary = Rewrite(Rule(_ROTARY, _emit, _check))
+"""Replace y = x cos + [-b, a] sin with x = [a, b], halves of the last axis, by one node.
+
+Its gradient is one node, too: the rotation by the opposite angles. x is [B, H, S, D] or [B, S, H, D] in float32;
+cosines and sines broadcast over the heads, and over the batch or not. Their halves must be known to be equal:
+constants, or computed from a Concat of a value with itself, as exporters write it; and no gradient may flow through
+them.
+"""

@@ -1,15 +1,20 @@
-"""Nodes that compute logits row by row: the last linear layer of a language model with what follows it."""
+"""Logits computed row by row: the last linear layer of a language model with what follows it, for rows that count."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import product
 from onnxtrain.graph.value import Dimension, dimensions, is_float
+from onnxtrain.lowering.patterns import Match, operators
+from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed
 
 _BY_ELEMENT = frozenset({"Identity", "Tanh", "Neg"})
 """Elementwise unary operators on logits; Tanh caps them."""
@@ -113,11 +118,10 @@ def _trace_product(head: LogitHead, node: ir.Node, x: ir.Value) -> bool:
     w, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if w is None or len(dimensions(w) or ()) != 2 or not (bias is None or _is_by_class(bias)):
         return False
-    if "transA" in node.attributes and node.attributes["transA"].as_int():
+    if reads_transposed(node, 0):
         return False
     widening = w.producer()
-    transposed = "transB" in node.attributes and node.attributes["transB"].as_int()
-    if not _start(head, x, node.outputs[0], (dimensions(w) or ())[1 if transposed else 0]):
+    if not _start(head, x, node.outputs[0], (dimensions(w) or ())[1 if reads_transposed(node) else 0]):
         return False
     if widening is not None and widening.op_type == "Cast" and widening not in head.nodes:
         # Widen a float16 weight within the chunk, not for the whole step.
@@ -168,3 +172,65 @@ def as_rows(op: Builder, x: Value) -> Value:
     if x.shape is None:
         return op.Flatten(x, axis=-1).with_shape((None, None))
     return op.Flatten(x, axis=-1).with_shape((product(x.shape[:-1]), x.shape[-1]))
+
+
+# A training on the answers of chats, or on padded batches, ignores the labels of many rows. The last layer has as many
+# columns as there are tokens, so that these rows take a large part of a step and of its memory.
+
+LEAST_CLASSES = 256
+"""With fewer classes, selecting rows may take longer than computing their logits."""
+
+
+def _ignoring(match: Match) -> LogitHead | str:
+    """Return the nodes that compute many logits by row for this loss alone, if its labels may be ignored."""
+    (node,), named = match.nodes, match.context.named
+    logits, labels = node.inputs[:2]
+    if "ignore_index" not in node.attributes or labels is None or labels.shape is None or len(labels.shape) != 1:
+        return "no label of a row is ignored"
+    if any(output.uses() or is_needed(output, named) for output in node.outputs[1:]):
+        return "its log probabilities are read"
+    classes = None if logits is None else (dimensions(logits) or (None,))[-1]
+    if logits is None or not isinstance(classes, int) or classes < LEAST_CLASSES or logits.dtype not in KERNEL_TYPES:
+        return "it has few classes, or no kernel has its type"
+    head = find_head(logits)
+    if head is None or not head.rows:
+        return "its logits are not computed row by row"
+    own = {node, *head.nodes}
+    outputs = [output for inner in head.nodes for output in inner.outputs]
+    alone = all(reader in own for output in outputs for reader, _ in output.uses())
+    return head if alone and not any(is_needed(output, named) for output in outputs) else "something else reads logits"
+
+
+def _emit_for_rows(op: Builder, match: Match) -> Value:
+    (node,), head = match.nodes, match.found
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    labels, *weights = [op.wrap(value) for value in node.inputs[1:] if value is not None]
+    count = f"{op.scope} rows"
+    kept = _kept(op, labels, attributes["ignore_index"]).with_shape((count,))
+    taken = {}
+    for value in head.rows:
+        rows = as_rows(op, op.wrap(value))
+        taken[value] = op.Gather(rows, kept, axis=0).with_shape((count, *(rows.shape or ())[1:]))
+    logits = head.emit(op, taken, count)
+    of_kept = op.Gather(labels, kept, axis=0).with_shape((count,))
+    (loss,) = op.several(node.op_type, logits, of_kept, *weights, outputs=1, **attributes)
+    op.emitted[-1].name = node.name
+    if attributes.get("reduction") != "none":
+        return loss
+    loss = loss.with_shape((count,))
+    return emit(op, "GatherGradient", loss, kept, op.shape_of(labels), like=[op.wrap(match.y)], axis=0)[0]
+
+
+def _kept(op: Builder, labels: Value, ignored: int) -> Value:
+    """Emit the indices of the rows that count, and of the first, since ONNX Runtime has no loss of no rows."""
+    compared = op.Not(op.Equal(labels, op.scalar(ignored, labels)))
+    others = op.Slice(compared, op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(0))
+    return op.reshape(op.NonZero(op.Concat(op.constant([True], np.bool_), others, axis=0)), [-1], known=(None,))
+
+
+skip_ignored_rows = Rewrite(Rule(operators("ignored rows", "SoftmaxCrossEntropyLoss"), _emit_for_rows, _ignoring))
+"""Select the rows whose labels count in front of the layer that computes their logits.
+
+For SoftmaxCrossEntropyLoss with a label to ignore: L(x W, t) = L(x[k] W, t[k]) with k the rows whose label counts; a
+loss by row is 0 elsewhere. The values are the same to rounding.
+"""
