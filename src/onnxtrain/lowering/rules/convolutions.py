@@ -140,10 +140,10 @@ def transposed_convolution(match: Match) -> Sequence[ir.Attr] | str:
     """Return the attributes of the gradient by the input that a ConvTranspose is, or why ONNX Runtime's is used."""
     (node,) = match.nodes
     attributes = None if "output_shape" in node.attributes else _attributes(node)
-    weight = node.inputs[1]
-    if attributes is None or weight is None or weight.shape is None:
+    if attributes is None or node.inputs[1] is None:
         return "its sizes are not known"
-    few = attributes[-1].value == 1 and weight.shape[0] < FEW_CHANNELS
+    channels = (dimensions(node.inputs[1]) or (None,))[0]
+    few = attributes[-1].value == 1 and isinstance(channels, int) and channels < FEW_CHANNELS
     return "it has few channels, for which ONNX Runtime is faster" if few else attributes
 
 

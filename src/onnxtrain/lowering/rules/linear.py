@@ -351,8 +351,8 @@ def _is_narrow(layer: ir.Node) -> bool:
     return rows <= MOST_ROWS and columns >= LEAST_COLUMNS_BY_ROW * rows
 
 
-def _before_split(match: Match) -> ir.Node | str:
-    """Return the Split of the channels that gives the other term of a gradient, if nothing else reads that part."""
+def _before_split(match: Match) -> tuple[ir.Node, int, int] | str:
+    """Return the Split of the channels whose first part a gradient alone adds, and the begin and end of the other."""
     (gradient,), slot = match.nodes, _SLOTS[_BY_CHANNEL]
     first = gradient.inputs[slot] if len(gradient.inputs) > slot else None
     split = None if first is None else first.producer()
@@ -360,16 +360,17 @@ def _before_split(match: Match) -> ir.Node | str:
         return "it adds no part of a Split in two"
     if len(first.uses()) != 1 or first is not split.outputs[0] or split.attributes.get_int("axis", 0) != 1:
         return "it adds another part"
-    known = all(isinstance((dimensions(value) or (None, None))[1], int) for value in split.outputs)
-    return split if known and not split.outputs[1].is_graph_output() else "the other part is needed, or sizes not known"
+    begin, count = ((dimensions(value) or (None, None))[1] for value in split.outputs)
+    if not isinstance(begin, int) or not isinstance(count, int) or split.outputs[1].is_graph_output():
+        return "the other part is an output, or sizes are not known"
+    return split, begin, begin + count
 
 
 def _emit_unsplit(_: Builder, match: Match) -> None:
-    (gradient,), split = match.nodes, match.found
+    (gradient,), (split, begin, end) = match.nodes, match.found
     op, whole = match.context.before(split), split.inputs[0]
     op.scope = split.name or ""
-    begin, count = ((dimensions(value) or ())[1] for value in split.outputs)
-    part = op.Slice(op.wrap(whole), op.ints(begin), op.ints(begin + count), op.ints(1))
+    part = op.Slice(op.wrap(whole), op.ints(begin), op.ints(end), op.ints(1))
     gradient.replace_input_with(_SLOTS[_BY_CHANNEL], whole)
     take_over(op.graph, {split.outputs[1]: part.ir})
     match.nodes = (gradient, split)

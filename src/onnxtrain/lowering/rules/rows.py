@@ -150,9 +150,11 @@ def _of_elements(node: ir.Node) -> _Rows | None:
 
 
 def _emit_sum(op: Builder, match: Match) -> Value:
-    found, base = match.found, op.wrap(match.nodes[0].inputs[0])
+    (node,), found = match.nodes, match.found
+    assert node.inputs[0] is not None
+    base = op.wrap(node.inputs[0])
     indices, rows = op.wrap(found.indices), op.wrap(found.rows)
-    if match.nodes[0].op_type == "ScatterND":
+    if node.op_type == "ScatterND":
         indices = op.Squeeze(indices, op.ints(-1))
     else:
         (size,) = indices.shape or (None,)
