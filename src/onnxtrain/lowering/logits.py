@@ -12,7 +12,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import product
-from onnxtrain.graph.value import Dimension, dimensions, is_float
+from onnxtrain.graph.value import Dimension, dimensions, is_float, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed
 
@@ -41,13 +41,7 @@ class LogitHead:
     rows: list[ir.Value] = field(default_factory=list)
 
     def emit(self, op: Builder, values: dict[ir.Value, Value], count: int | str) -> Value:
-        """Emit the nodes for some of the rows.
-
-        Args:
-            op: The builder.
-            values: Replacements of ``rows``, each [count, K].
-            count: Number of rows, or its name.
-        """
+        """Emit the nodes for some of the rows."""
         shape = (count, (dimensions(self.logits) or (None,))[-1])
         for node in self.nodes:
             (output,) = node.outputs
@@ -120,24 +114,17 @@ def _trace_product(head: LogitHead, node: ir.Node, x: ir.Value) -> bool:
         return False
     if reads_transposed(node, 0):
         return False
-    widening = w.producer()
+    widening = made_by(w, "Cast")
     if not _start(head, x, node.outputs[0], (dimensions(w) or ())[1 if reads_transposed(node) else 0]):
         return False
-    if widening is not None and widening.op_type == "Cast" and widening not in head.nodes:
+    if widening is not None and widening not in head.nodes:
         # Widen a float16 weight within the chunk, not for the whole step.
         head.nodes.append(widening)
     return True
 
 
 def _start(head: LogitHead, rows: ir.Value | None, product: ir.Value, columns: Dimension) -> bool:
-    """Add rows as an input of the head; return whether they are valid.
-
-    Args:
-        head: The head.
-        rows: The rows [..., K].
-        product: Their product with a matrix [K, V], which tells their shape where the model does not.
-        columns: K.
-    """
+    """Add rows as an input of the head; return whether they are valid."""
     given = dimensions(product)
     if rows is not None and dimensions(rows) is None and given is not None:
         rows.shape = ir.Shape((*given[:-1], columns))

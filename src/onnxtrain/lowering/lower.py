@@ -114,11 +114,6 @@ def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> 
 
     Requires: a training model that is valid. Ensures: one sorted graph of opset 18 or newer, whose states are inputs;
     other tensors are initializers, and the model's options of gradients are its metadata.
-
-    Args:
-        model: A training model that passed :func:`onnxtrain.lowering.training_info.check.check_training_model`.
-        index: Index of the entry in ``training_info``.
-        folder: Folder of the external data.
     """
     working = ir.from_proto(upgrade_opset(joined_model(model, index), MINIMUM_OPSET))
     set_folder(working, folder)
@@ -147,14 +142,7 @@ def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> 
 def lower_entry(
     entry: StepEntry, *, kernels: bool, portable: Portable | None = None, updates: Collection[str] = ()
 ) -> StepGraph:
-    """Lower an entry to its step graph; the entry is changed and must not be used again.
-
-    Args:
-        entry: The entry.
-        kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
-        portable: The provider that the graph is for, where it is not the CPU.
-        updates: Optimizers that this provider has kernels for.
-    """
+    """Lower an entry to its step graph; the entry is changed and must not be used again."""
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates | entry.notified_only)
     lower_graph(entry.model, kernels=kernels, portable=portable, updates=updates)

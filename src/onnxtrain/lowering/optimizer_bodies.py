@@ -38,10 +38,6 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
 
     Requires: a graph without Gradient nodes. Ensures: a sorted graph without dead nodes.
 
-    Args:
-        model: A working copy.
-        kept: Nodes that stay as they are.
-
     Raises:
         OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
@@ -129,9 +125,6 @@ def lower_without_kernel(model: ir.Model) -> ir.Model:
 
     Requires: a graph without Gradient nodes. Ensures: a sorted graph; without such nodes nothing changes.
 
-    Args:
-        model: A working copy.
-
     Raises:
         OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
@@ -148,10 +141,6 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     float and double are not returned.
 
     Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
-
-    Args:
-        model: A working copy.
-        operators: The names of the optimizers that have such kernels.
 
     Raises:
         OperatorError: A node has inputs, outputs or attributes that its operator does not accept.

@@ -169,10 +169,6 @@ def _retype(value: ir.Value) -> None:
 def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
     """Replace symbolic dimensions by sizes wherever a model or its training declares them, in place.
 
-    Args:
-        model: A model, perhaps with ``training_info``.
-        sizes: Sizes by the names of dimensions, such as ``{"N": 32}`` for the batch.
-
     Raises:
         OptionError: No input has a dimension of that name, or a size is below 1.
     """

@@ -14,7 +14,7 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import constant_number
+from onnxtrain.graph.value import constant_number, made_by
 from onnxtrain.lowering.memory.in_place import Ancestors, Readers
 from onnxtrain.lowering.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
 from onnxtrain.operators.nodes import attributes_of
@@ -59,30 +59,19 @@ def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | Non
 
 def _held_in_bfloat16(x: ir.Value) -> ir.Value | None:
     """Return the bfloat16 value that a parameter is the float copy of, or ``None``."""
-    cast = x.producer()
-    if cast is None or (cast.domain, cast.op_type) != ("", "Cast"):
-        return None
-    held = cast.inputs[0]
-    return held if held is not None and held.dtype == ir.DataType.BFLOAT16 else None
+    cast = made_by(x, "Cast")
+    return cast.inputs[0] if cast is not None and _is_bfloat16(cast.inputs[0]) else None
 
 
 def _without_factor(variables: Sequence[Variable]) -> tuple[ir.Value | None, list[Variable], list[ir.Node]]:
     """Return the scalar that multiplies all gradients, the gradients before it, and the nodes that multiply."""
-    nodes = [_made_for_update(variable.inputs[1], "Mul") for variable in variables]
+    nodes = [made_by(variable.inputs[1], "Mul", alone=True) for variable in variables]
     factors = {None if node is None else node.inputs[1] for node in nodes}
     factor = next(iter(factors)) if len(factors) == 1 else None
     if factor is None or factor.shape is None or len(factor.shape) != 0:
         return None, list(variables), []
     found = [node for node in nodes if node is not None]
     return factor, [_with_gradient(*pair) for pair in zip(variables, found, strict=True)], found
-
-
-def _made_for_update(gradient: ir.Value, operator: str, domain: str = "") -> ir.Node | None:
-    """Return the producer of a gradient if it is this operator and only the update reads its result."""
-    node = gradient.producer()
-    if node is None or node.domain != domain or node.op_type != operator or gradient.is_graph_output():
-        return None
-    return node if len(gradient.uses()) == 1 else None
 
 
 def _with_gradient(variable: Variable, node: ir.Node, *, slot: int = 0, mask: ir.Value | None = None) -> Variable:
@@ -187,7 +176,7 @@ def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[
     """Return the variables with their masks, and the nodes that applied them."""
     found, nodes = [], []
     for variable in variables:
-        node = _made_for_update(variable.inputs[1], "Where")
+        node = made_by(variable.inputs[1], "Where", alone=True)
         if node is None or constant_number(node.inputs[2]) != 0:
             found.append(variable)
             continue
@@ -266,7 +255,7 @@ def _kept(variable: Variable) -> str:
 
 def _widened_by(state: ir.Value, role: str, blockwise: bool) -> ir.Node | None:
     """Return the node that widens a stored state, if nothing but the update reads its result."""
-    node = _made_for_update(state, DECODE if blockwise else "Cast", ONNXTRAIN_DOMAIN if blockwise else "")
+    node = made_by(state, DECODE if blockwise else "Cast", ONNXTRAIN_DOMAIN if blockwise else "", alone=True)
     if node is None or not blockwise:
         return node if node is not None and _is_bfloat16(node.inputs[0]) else None
     signed = node.attributes.get("signed")

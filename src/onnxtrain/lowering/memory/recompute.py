@@ -63,10 +63,6 @@ def number_layers(graph: ir.Graph, patterns: Sequence[str]) -> dict[str, str]:
     Later passes fuse nodes, and give the result of the new one the name of the old.
 
     Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged.
-
-    Args:
-        graph: The main graph.
-        patterns: Patterns of ``recompute``; without ``"layers"`` the result is empty.
     """
     if LAYERS not in patterns:
         return {}
@@ -109,11 +105,6 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str
 
     Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged; each pattern matches a name.
 
-    Args:
-        graph: The main graph.
-        patterns: Glob patterns of names of nodes, or "layers".
-        layers: The numbered layers (:func:`number_layers`).
-
     Raises:
         GradientError: A pattern matches no name.
     """
@@ -138,13 +129,6 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str], laye
     floating (shapes, indices) and nodes that draw random numbers are not recomputed. Requires: a sorted graph without
     dead nodes.
     Ensures: the same, and every output equal bit by bit.
-
-    Args:
-        graph: The main graph.
-        backward: The nodes that carry gradients; those no longer in the graph are passed over.
-        patterns: Glob patterns of names of nodes, checked before. If a node that a pattern names is fused by now,
-            nothing is left to recompute: the fused node keeps none of its values.
-        layers: The layers of values (:func:`number_layers`), for the pattern "layers".
     """
     if not patterns:
         return
@@ -255,21 +239,13 @@ def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.
 
 
 class _Segment(NamedTuple):
-    """Nodes that are recomputed together.
-
-    Attributes:
-        graph: The graph.
-        nodes: The nodes in order.
-        backward: The gradient nodes in order.
-        order: Indices of all nodes in the graph.
-        kept: Results of the segment that are kept, as others read them.
-    """
+    """Nodes that are recomputed together."""
 
     graph: ir.Graph
-    nodes: Sequence[ir.Node]
-    backward: Sequence[ir.Node]
-    order: dict[ir.Node, int]
-    kept: Collection[ir.Value]
+    nodes: Sequence[ir.Node]  # in order
+    backward: Sequence[ir.Node]  # the gradient nodes, in order
+    order: dict[ir.Node, int]  # indices of all nodes in the graph
+    kept: Collection[ir.Value]  # results of the segment that are kept, as others read them
 
     def trigger(self, late: Collection[ir.Node]) -> ir.Value | None:
         """Return the gradient that starts the recomputation once it is computed; ``None`` if no gradient node needs it.

@@ -16,7 +16,7 @@ from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import set_inputs, take_over
-from onnxtrain.graph.value import constant_tensor, dimensions
+from onnxtrain.graph.value import constant_tensor, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, Number, OneOf, Op, Pattern, Product, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 
@@ -98,9 +98,9 @@ _SILU_GRADIENT = Pattern(
 
 
 def _check_silu(match: Match) -> str | None:
-    x, s, dy = match["x"], match["s"], match["dy"]
-    source = s.producer()
-    if source is None or source.domain or source.op_type != "Sigmoid" or source.inputs[0] is not x:
+    x: ir.Value = match["x"]
+    dy, source = match["dy"], made_by(match["s"], "Sigmoid")
+    if source is None or source.inputs[0] is not x:
         return "its factor is no sigmoid of x"
     sizes = [dimensions(value) for value in (x, dy, match.y)]
     if not sizes[0] or any(size != sizes[0] or None in size for size in sizes):
@@ -126,11 +126,9 @@ def _gate(match: Match) -> tuple[ir.Node, ir.Node, ir.Node] | str:
     if len(node.outputs) != 2 or len(node.inputs) != 2:
         return "it gives no y, or more than that"
     dy, x = node.inputs
-    product, y = None if dy is None else dy.producer(), node.outputs[1]
-    if dy is None or x is None or product is None or product.op_identifier() != ("", "Mul", ""):
-        return "its dy is no product"
-    if len(dy.uses()) != 1 or dy.is_graph_output() or y.is_graph_output():
-        return "something else needs dy or y"
+    product, y = made_by(dy, "Mul", alone=True), node.outputs[1]
+    if dy is None or x is None or product is None or y.is_graph_output():
+        return "its dy is no product, or something else needs dy or y"
     first, second = product.inputs
     values, sizes = (first, second, x), dimensions(dy)
     if first is second or not sizes or None in sizes:

@@ -19,7 +19,7 @@ from onnxtrain.autodiff.rules.fused_attention import ATTENTION, PACKED
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, substitute, take_over
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.value import Dimension, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, OneOf, Op, Pattern, Scaled, Term, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed, remove_unread
 from onnxtrain.lowering.rules.transposition import composed, is_identity, order_of, transposed, transposes
@@ -49,29 +49,17 @@ _ATTENTION = Pattern("attention", Op("MatMul", OneOf(_SOFTMAX, _CLEANED), Var("v
 
 
 class _Attention(NamedTuple):
-    """Matched attention y = softmax(scale q k + biases, masks) v, with heads before positions.
+    """Matched attention y = softmax(scale q k + biases, masks) v, with heads before positions."""
 
-    Attributes:
-        q: [B, H, S, D].
-        k: [B, H, D, T].
-        v: [B, H, T, E].
-        y: [B, H, S, E].
-        scale: The constant factor of all scores.
-        scalars: Values of one element that multiply the scores (``Mul``) or divide them (``Div``).
-        biases: Values to add.
-        masks: Conditions, each with its meaning: keep the score (true) or put -inf (false).
-        zero_empty_rows: True if NaN is replaced by zero.
-    """
-
-    q: ir.Value
-    k: ir.Value
-    v: ir.Value
-    y: ir.Value
-    scale: float
-    scalars: Sequence[tuple[ir.Value, str]]
+    q: ir.Value  # [B, H, S, D]
+    k: ir.Value  # [B, H, D, T]
+    v: ir.Value  # [B, H, T, E]
+    y: ir.Value  # [B, H, S, E]
+    scale: float  # the constant factor of all scores
+    scalars: Sequence[tuple[ir.Value, str]]  # of one element; each multiplies (Mul) or divides (Div) the scores
     biases: Sequence[ir.Value]
-    masks: Sequence[tuple[ir.Value, bool]]
-    zero_empty_rows: bool
+    masks: Sequence[tuple[ir.Value, bool]]  # true: a condition keeps the score; false: it puts -inf
+    zero_empty_rows: bool  # NaN becomes zero
 
     @property
     def shape(self) -> tuple[Dimension, ...]:
@@ -258,8 +246,8 @@ def _packed(match: Match) -> _Packed | str:
     """Return the Split before an attention that alone reads its parts."""
     (node,), named = match.nodes, match.context.named
     parts = [_part(value, named) for value in node.inputs[:_PARTS]]
-    split = None if parts[0] is None else parts[0].producer()
-    if split is None or split.op_type != "Split" or split.domain or list(split.outputs) != parts:
+    split = made_by(parts[0], "Split")
+    if split is None or list(split.outputs) != parts:
         return "no Split makes queries, keys and values for it alone"
     x = split.inputs[0]
     sizes = None if x is None else dimensions(x)
@@ -300,8 +288,8 @@ def _emit_packed(op: Builder, match: Match) -> Sequence[Value]:
 
 def _part(value: ir.Value | None, named: set[str]) -> ir.Value | None:
     """Return what a Reshape takes, if nothing reads that, or its result but this attention, and the result's shape."""
-    reshape = None if value is None else value.producer()
-    if value is None or reshape is None or reshape.op_type != "Reshape" or reshape.domain or is_needed(value, named):
+    reshape = made_by(value, "Reshape")
+    if value is None or reshape is None or is_needed(value, named):
         return None
     others = [reader for reader in _readers(value) if reader.op_type != ATTENTION]
     if len(others) != len(value.uses()) - 1 or not all(

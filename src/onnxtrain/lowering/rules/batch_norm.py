@@ -89,17 +89,11 @@ _SAME_NAME = frozenset({"HardSwish", "Relu"})
 
 
 class _Behind(NamedTuple):
-    """The nodes behind a normalization that the fused node computes, too.
+    """The nodes behind a normalization that the fused node computes, too."""
 
-    Attributes:
-        nodes: The nodes, in order.
-        attributes: Those of the fused node.
-        addend: A residual, added before the activation.
-    """
-
-    nodes: tuple[ir.Node, ...] = ()
-    attributes: Mapping[str, str | float] = {}
-    addend: ir.Value | None = None
+    nodes: tuple[ir.Node, ...] = ()  # the nodes, in order
+    attributes: Mapping[str, str | float] = {}  # those of the fused node
+    addend: ir.Value | None = None  # A residual, added before the activation
 
 
 def _followed(match: Match) -> _Behind | str:
@@ -262,10 +256,6 @@ def synchronize_batch_norm(model: ir.Model, backward: Backward) -> None:
 
     Requires: a sorted graph whose nodes have types, in which BatchNormalizationGradient nodes are not resolved.
     Ensures: a sorted graph.
-
-    Args:
-        model: A model whose gradients are built.
-        backward: The nodes that the engine emitted; those emitted here for gradients are added.
     """
     graph = model.graph
     if model.metadata_props.pop(SYNCHRONIZED_KEY, "false") != "true":

@@ -13,7 +13,7 @@ from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.windows import END, MOST_AXES, windows_fit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.sizes import fold_sizes, infer_again
-from onnxtrain.graph.value import behind, constant_array, dimensions
+from onnxtrain.graph.value import behind, constant_array, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed
 
@@ -94,9 +94,8 @@ _FUSE_PADDING = Rewrite(Rule(operators("padding", "Pad"), _emit_padding, _addabl
 
 def _padded_weight(match: Match) -> ir.Node | str:
     (conv,) = match.nodes
-    source = behind(conv.inputs[1] if len(conv.inputs) > 1 else None, {"Transpose"})
-    pad = None if source is None else source.producer()
-    if pad is None or (pad.op_type, pad.domain) != ("Pad", "") or pad.graph is None:
+    pad = made_by(behind(conv.inputs[1] if len(conv.inputs) > 1 else None, {"Transpose"}), "Pad")
+    if pad is None or pad.graph is None:
         return "its weight is not padded"
     return "its fill is computed" if len(pad.inputs) > 2 and pad.inputs[2] is not None else pad
 

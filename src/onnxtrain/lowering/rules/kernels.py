@@ -181,12 +181,6 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
 
     Requires: a graph whose inputs have types. Ensures: the nodes of a body are where their node was; their readers have
     types. ONNX infers no types for ONNX Runtime's own operators.
-
-    Args:
-        model: A model whose gradients are built.
-        backward: The nodes that the engine emitted; bodies replace their nodes in it.
-        kernels: True if the model is for a session that loads the native kernels.
-        portable: The provider that the graph is for, where it is not the CPU.
     """
     kept, renamed = False, dict[ir.Value, ir.Value]()
     emitted = set(backward.nodes)

@@ -21,7 +21,7 @@ from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.layers import orientation, reads_transposed
 from onnxtrain.graph.patterns import match_alike
 from onnxtrain.graph.replace import take_over
-from onnxtrain.graph.value import HALVES, Dimension, constant_array, constant_number, dimensions
+from onnxtrain.graph.value import HALVES, Dimension, constant_array, constant_number, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, OneOf, Op, Pattern, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.rules.transposition import is_identity, order_of
@@ -39,19 +39,12 @@ LAYER_WITH_RELU = Pattern("linear layer", OneOf(Op("Relu", _LAYER, name="relu"),
 
 
 class _Layer(NamedTuple):
-    """Operands of a linear layer.
+    """Operands of a linear layer."""
 
-    Attributes:
-        x: [..., K].
-        w: [K, N], or [N, K] if transposed.
-        transposed: True if w is transposed.
-        bias: [N], or none.
-    """
-
-    x: ir.Value
-    w: ir.Value
-    transposed: bool
-    bias: ir.Value | None
+    x: ir.Value  # [..., K]
+    w: ir.Value  # [K, N], or [N, K] if transposed
+    transposed: bool  # true if w is transposed
+    bias: ir.Value | None  # [N], or none
 
 
 def _layer_of(match: Match, patterns: Sequence[str]) -> _Layer:
@@ -118,12 +111,8 @@ A bias must be known to have one axis of N elements. The node has the name of th
 
 def _stored(weight: ir.Value | None) -> ir.Value | None:
     """Return the 16-bit value that a weight in float32 is cast from, or ``None``."""
-    cast = None if weight is None else weight.producer()
-    if weight is None or weight.dtype != ir.DataType.FLOAT or cast is None:
-        return None
-    if (cast.domain, cast.op_type) != ("", "Cast"):
-        return None
-    stored = cast.inputs[0]
+    cast = made_by(weight, "Cast")
+    stored = None if cast is None or cast.outputs[0].dtype != ir.DataType.FLOAT else cast.inputs[0]
     return stored if stored is not None and stored.dtype in HALVES else None
 
 
@@ -200,16 +189,11 @@ def _emit_parts(op: Builder, match: Match) -> list[Value | None]:
 
 def _layer_before(split: ir.Node) -> ir.Node | None:
     """Return the linear layer whose columns a Split cuts apart, if it can compute some of them alone."""
-    if split.op_type != "Split" or split.domain or "axis" not in split.attributes:
+    layer = made_by(split.inputs[0], "Linear", ONNXTRAIN_DOMAIN, alone=True)
+    sizes = None if layer is None else dimensions(layer.outputs[0])
+    if layer is None or sizes is None or ACTIVATION in layer.attributes:
         return None
-    total = split.inputs[0]
-    layer = None if total is None else total.producer()
-    sizes = None if total is None else dimensions(total)
-    if total is None or layer is None or sizes is None or len(total.uses()) != 1 or total.is_graph_output():
-        return None
-    if split.attributes["axis"].as_int() not in (-1, len(sizes) - 1):
-        return None
-    if layer.op_type != "Linear" or layer.domain != ONNXTRAIN_DOMAIN or ACTIVATION in layer.attributes:
+    if "axis" not in split.attributes or split.attributes["axis"].as_int() not in (-1, len(sizes) - 1):
         return None
     w = layer.inputs[1]
     if w is None or w.dtype not in KERNEL_TYPES or any(value is not None for value in layer.inputs[2:]):
@@ -238,11 +222,9 @@ def _layer_behind(match: Match) -> ir.Node | str:
     """Return the LinearGradient whose dx only this ReluGradient reads, if both have the same x."""
     (relu,) = match.nodes
     dx, x = relu.inputs[:2]
-    layer = None if dx is None else dx.producer()
-    if dx is None or layer is None or not _is(layer, "LinearGradient") or dx is not layer.outputs[0]:
-        return "its dy is not that of a linear layer"
-    if dx.is_graph_output() or len(dx.uses()) != 1 or layer.graph is not relu.graph:
-        return "something else reads the gradient of the layer"
+    layer = made_by(dx, "LinearGradient", ONNXTRAIN_DOMAIN, alone=True)
+    if layer is None or dx is not layer.outputs[0] or layer.graph is not relu.graph:
+        return "its dy is not that of a linear layer, or something else reads it"
     return "x is another one" if layer.inputs[2] is not x or ACTIVATION in layer.attributes else layer
 
 
@@ -355,10 +337,10 @@ def _before_split(match: Match) -> tuple[ir.Node, int, int] | str:
     """Return the Split of the channels whose first part a gradient alone adds, and the begin and end of the other."""
     (gradient,), slot = match.nodes, _SLOTS[_BY_CHANNEL]
     first = gradient.inputs[slot] if len(gradient.inputs) > slot else None
-    split = None if first is None else first.producer()
-    if first is None or split is None or split.op_identifier() != ("", "Split", "") or len(split.outputs) != 2:
-        return "it adds no part of a Split in two"
-    if len(first.uses()) != 1 or first is not split.outputs[0] or split.attributes.get_int("axis", 0) != 1:
+    split = made_by(first, "Split", alone=True)
+    if split is None or len(split.outputs) != 2:
+        return "it adds no part of a Split in two for it alone"
+    if first is not split.outputs[0] or split.attributes.get_int("axis", 0) != 1:
         return "it adds another part"
     begin, count = ((dimensions(value) or (None, None))[1] for value in split.outputs)
     if not isinstance(begin, int) or not isinstance(count, int) or split.outputs[1].is_graph_output():

@@ -15,7 +15,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import take_over
-from onnxtrain.graph.value import Dimension, constant_number, constant_tensor, dimensions
+from onnxtrain.graph.value import Dimension, constant_number, constant_tensor, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.rules.transposition import composed, is_identity, order_of
@@ -302,8 +302,6 @@ def _batch_first(x: ir.Value | None) -> ir.Value | None:
 
     The input exists in any case, so X need not be kept from the forward pass.
     """
-    node = None if x is None else x.producer()
-    if node is None or node.domain or node.op_type != "Transpose" or order_of(node, 3) != (1, 0, 2):
-        return None
-    source = node.inputs[0]
+    node = made_by(x, "Transpose")
+    source = None if node is None or order_of(node, 3) != (1, 0, 2) else node.inputs[0]
     return source if source is not None and source.is_graph_input() else None

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, Number, OneOf, Op, Optional, Pattern, Term, Var
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.rules.transposition import order_of
@@ -50,15 +50,10 @@ _ROTARY = Pattern(
 
 
 class _Layout(NamedTuple):
-    """Arrangement of cosines and sines relative to x.
+    """Arrangement of cosines and sines relative to x."""
 
-    Attributes:
-        heads: The axis of the heads, 1 or 2; the other one is the axis of the positions.
-        per_sequence: True if each sequence of the batch has rows of its own.
-    """
-
-    heads: int
-    per_sequence: bool
+    heads: int  # the axis of the heads, 1 or 2; the other one is the axis of the positions
+    per_sequence: bool  # true if each sequence of the batch has rows of its own
 
 
 def _check(match: Match) -> _Layout | str:
@@ -175,18 +170,16 @@ def _emit(op: Builder, match: Match) -> Value:
 
 def _before_transpose(x: ir.Value, named: set[str]) -> ir.Value | None:
     """Return the [B, S, H, D] that x is the transposition of, or ``None``."""
-    node = x.producer()
-    if node is None or node.domain or node.op_type != "Transpose" or x.name in named:
-        return None
-    return node.inputs[0] if order_of(node, _RANK) == _HEADS_SECOND else None
+    node = None if x.name in named else made_by(x, "Transpose")
+    return node.inputs[0] if node is not None and order_of(node, _RANK) == _HEADS_SECOND else None
 
 
 def _flat(op: Builder, rows: ir.Value, named: set[str]) -> Value:
     """Return [B, S, H, D] as [B, S, H D]: the value before it was divided into heads, where there is one."""
     batch, positions, heads, width = _sizes(rows)
     shape = batch, positions, heads * width if isinstance(heads, int) and isinstance(width, int) else None
-    node = rows.producer()
-    source = None if node is None or node.domain or node.op_type != "Reshape" else node.inputs[0]
+    node = made_by(rows, "Reshape")
+    source = None if node is None else node.inputs[0]
     if source is not None and rows.name not in named and None not in shape and dimensions(source) == shape:
         return op.wrap(source)
     whole = shape[2] if isinstance(shape[2], int) else -1

@@ -14,7 +14,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import substitute, take_over
 from onnxtrain.graph.sizes import fold_sizes
-from onnxtrain.graph.value import Dimension, constant_array, dimensions
+from onnxtrain.graph.value import Dimension, constant_array, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, named_by_gradients, remove_unread
 
@@ -168,12 +168,9 @@ def _emit_sum(op: Builder, match: Match) -> Value:
 
 def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
     """The list that an Expand repeats along every axis but one."""
-    expand = indices.producer()
-    if expand is None or expand.op_type != "Expand":
-        return None
-    column = expand.inputs[0]
-    unsqueeze = None if column is None else column.producer()
-    if unsqueeze is None or unsqueeze.op_type != "Unsqueeze" or unsqueeze.inputs[0] is None:
+    expand = made_by(indices, "Expand")
+    unsqueeze = None if expand is None else made_by(expand.inputs[0], "Unsqueeze")
+    if unsqueeze is None or unsqueeze.inputs[0] is None:
         return None
     listed, axes = unsqueeze.inputs[0], unsqueeze.inputs[1]
     places, sizes = constant_array(axes), dimensions(listed)
@@ -185,30 +182,27 @@ def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
 
 def _whole(updates: ir.Value) -> ir.Value:
     """The rows before a Slice that leaves them whole: up to the sizes of an Expand to their own shape."""
-    cut = updates.producer()
-    if cut is None or cut.op_type != "Slice" or len(cut.inputs) != 3:
+    cut = made_by(updates, "Slice")
+    if cut is None or len(cut.inputs) != 3:
         return updates
     rows, starts, ends = cut.inputs
     begins = constant_array(starts)
     if rows is None or begins is None or np.any(begins != 0):
         return updates
-    expanded = _source(ends, "Shape")
-    producer = None if expanded is None else expanded.producer()
-    if producer is None or producer.op_type != "Expand" or _source(producer.inputs[1], "Shape") is not rows:
-        return updates
-    return rows
+    expand = made_by(_source(ends, "Shape"), "Expand")
+    return updates if expand is None or _source(expand.inputs[1], "Shape") is not rows else rows
 
 
 def _source(value: ir.Value | None, operator: str) -> ir.Value | None:
     """The input of the node of an operator without attributes that computes a value."""
-    node = None if value is None else value.producer()
-    return node.inputs[0] if node is not None and node.op_type == operator and not node.attributes else None
+    node = made_by(value, operator)
+    return node.inputs[0] if node is not None and not node.attributes else None
 
 
 def _shape_of_zeros(base: ir.Value) -> ir.Value | None:
     """The shape from which zeros are made."""
-    node = base.producer()
-    if node is None or node.op_type != "ConstantOfShape":
+    node = made_by(base, "ConstantOfShape")
+    if node is None:
         return None
     filled = node.attributes.get("value")
     if filled is not None and np.any(np.asarray(filled.as_tensor().numpy()) != 0):
@@ -304,15 +298,9 @@ def _emit_joined(op: Builder, match: Match) -> Value:
 
 
 def _only_read(value: ir.Value | None, operator: str, *, or_its_length: bool = False) -> ir.Node | None:
-    """Return the node of a standard operator that computes a value, if one input of one node reads it.
-
-    Args:
-        value: The value.
-        operator: The operator.
-        or_its_length: Other nodes may read the size of the first axis.
-    """
-    node = None if value is None else value.producer()
-    if value is None or node is None or node.op_type != operator or node.domain or value.is_graph_output():
+    """Return the node of a standard operator that computes a value, if one input of one node reads it."""
+    node = made_by(value, operator)
+    if value is None or node is None or value.is_graph_output():
         return None
     readers = [reader for reader, _ in value.uses() if not (or_its_length and _is_length(reader))]
     return node if len(readers) == 1 else None

@@ -67,19 +67,12 @@ def is_identity(order: Sequence[int]) -> bool:
 
 
 class _View(NamedTuple):
-    """A value, reshaped where a shape is given, then transposed.
-
-    Attributes:
-        value: The value.
-        order: The order of the Transpose.
-        shape: The shape of the Reshape, which splits one axis in two; all sizes are numbers or symbols.
-        split: The first of these two axes.
-    """
+    """A value, reshaped where a shape is given, then transposed."""
 
     value: ir.Value
-    order: Order
-    shape: tuple[Dimension, ...] | None = None
-    split: int = 0
+    order: Order  # of the Transpose
+    shape: tuple[Dimension, ...] | None = None  # of a Reshape that splits an axis; numbers or symbols
+    split: int = 0  # the first of these two axes
 
     def target(self) -> list[int] | None:
         """Return the shape as numbers: axes before the split can be copied (0), one other can be left open (-1)."""
