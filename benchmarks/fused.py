@@ -34,7 +34,7 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.fused import emit, fused_operators
 from onnxtrain.graph import Builder
 from onnxtrain.graph.passes import clean
-from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
+from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.step import create_session
 
 OPSET = 18

@@ -36,8 +36,7 @@ from models import LOSS, MODELS
 from peers import Task
 
 import onnxtrain
-from onnxtrain.lowering.lower import lower_entry
-from onnxtrain.lowering.merge_algorithm import merge_algorithm
+from onnxtrain.lowering.lower import lower_entry, merge_algorithm
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.runtime.step import create_session
 

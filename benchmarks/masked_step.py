@@ -23,7 +23,7 @@ from models import find_model
 from onnx import helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.lowering.kernels import use_mask_kernels
+from onnxtrain.lowering.rules import linear
 
 LEAST = 64
 """Rows and columns of the weights that are pruned."""
@@ -56,12 +56,12 @@ def trainer(model: onnx.ModelProto, threads: int, *, sparse: bool) -> onnxtrain.
     made = onnxtrain.Trainer(
         model, loss="softmax_cross_entropy", optimizer="adamw(lr=1e-4)", masks="keep", threads=threads
     )
-    least = use_mask_kernels.LEAST_ZEROS
-    use_mask_kernels.LEAST_ZEROS = least if sparse else 2.0
+    least = linear.LEAST_ZEROS
+    linear.LEAST_ZEROS = least if sparse else 2.0
     try:
         made._executor.session  # noqa: B018 - creates the session
     finally:
-        use_mask_kernels.LEAST_ZEROS = least
+        linear.LEAST_ZEROS = least
     return made
 
 
@@ -102,7 +102,7 @@ def steps(options: argparse.Namespace) -> list[list[str]]:
 def layer(operator: str, names: Sequence[str], feeds: dict[str, np.ndarray], mask: np.ndarray | None,
           transposed: bool) -> Callable[[], object]:  # fmt: skip
     """A call of one node."""
-    place = use_mask_kernels._MASK_INPUT[operator]
+    place = linear._MASK_INPUT[operator]
     given = [*names, *[""] * (place - len(names)), "mask"] if mask is not None else [*names]
     node = helper.make_node(operator, given, ["y"], domain="onnxtrain", transB=int(transposed))
     graph = helper.make_graph(

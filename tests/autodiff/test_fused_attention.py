@@ -14,7 +14,7 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.testing import check_gradient, projected_gradient
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
+from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 BATCH, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 3, 4, 2, 3, 5

@@ -18,7 +18,7 @@ from step_files import CASES, STEPS, write
 import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.graph.upstream.book import BOOK
-from onnxtrain.lowering.portable.webgpu_convolutions import mend_convolutions
+from onnxtrain.lowering.rules.convolutions import mend_convolutions
 
 PAGE = Path(__file__).parents[2] / "docs" / "step_graphs.md"
 
@@ -115,7 +115,7 @@ def test_convolutions_on_webgpu(tmp_path):
             model.graph.initializer.append(numpy_helper.from_array(array, key))
         x = rng.standard_normal((4, *image)).astype(np.float32)
         mended = ir.from_proto(onnx.shape_inference.infer_shapes(model))
-        mend_convolutions(mended.graph, 18)
+        mend_convolutions(mended)
         mended.graph.sort()
         assert (len(list(mended.graph)) == 1) == name.startswith("right")
         for kind, made in (("", model), (" mended", ir.to_proto(mended))):

@@ -20,7 +20,7 @@ from optimizer_sessions import element_type
 from rounding_reference import BFLOAT16
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
+from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())

@@ -21,7 +21,7 @@ from onnx import helper
 from test_native_attention import CASES, PATH, REFUSED
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
+from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime import native
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, I
 from optimizer_sessions import element_type
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
+from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())

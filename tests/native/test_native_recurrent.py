@@ -17,7 +17,7 @@ from recurrent_reference import DEFAULTS, FORMS, Recurrent
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.passes import clean
-from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
+from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.all_reduce import all_reducing
 from onnxtrain.runtime.native import custom_ops_library
 

@@ -12,7 +12,7 @@ from optimizer_reference import assert_close, draw, wide_ssgd
 from optimizer_sessions import run, run_in_place
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.lowering.portable.lower_optimizers import lower_optimizers
+from onnxtrain.lowering.optimizer_bodies import lower_optimizers
 from onnxtrain.operators import ssgd
 
 MEASURES = ("log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh")

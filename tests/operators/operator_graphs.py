@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import helper
 
-from onnxtrain.lowering.portable.lower_optimizers import lower_optimizers
+from onnxtrain.lowering.optimizer_bodies import lower_optimizers
 from onnxtrain.operators import OPTIMIZERS
 
 

@@ -10,7 +10,7 @@ from operator_graphs import model_of
 
 from onnxtrain import operators
 from onnxtrain.errors import OperatorError
-from onnxtrain.lowering.portable.lower_optimizers import lower_optimizers
+from onnxtrain.lowering.optimizer_bodies import lower_optimizers
 from onnxtrain.operators import OPTIMIZERS
 
 X = np.ones(2, np.float32)

@@ -6,7 +6,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.lowering.portable.fix_dimensions import fix_dimensions
+from onnxtrain.lowering.portable import fix_dimensions
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from onnx import numpy_helper, parser
 from ways import assert_same_results, operators, operators_of_step, passed, trained_both_ways
 
 import onnxtrain
-from onnxtrain.lowering.fuse.fold_batch_norm import fold_batch_norm
+from onnxtrain.lowering.rules.batch_norm import fold_batch_norm
 
 RANDOM = np.random.default_rng(0)
 TENSORS = {

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, parser
 from ways import assert_same_results, operators, passed, recomputed, trained_both_ways
 
-from onnxtrain.lowering.fuse.fuse_activations import fuse_activations
+from onnxtrain.lowering.rules.activations import fuse_activations
 
 ROOT_HALF, ROOT_TWO, ROOT_2_PI = 0.7071067811865476, 1.4142135623730951, 0.7978845608028654
 

@@ -14,7 +14,7 @@ from onnxtrain import examples
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering import pipeline
-from onnxtrain.lowering.fuse.fuse_additions import fuse_additions
+from onnxtrain.lowering.rules.linear import fuse_additions
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, WIDE, RANK = 7, 90, 4
@@ -38,7 +38,7 @@ LAYER = "p = onnxtrain.Linear(x, w) u = onnxtrain.Linear(x, a) t = onnxtrain.Lin
 
 def fused(proto: onnx.ModelProto) -> ir.Model:
     working = ir.from_proto(proto)
-    fuse_additions(working.graph)
+    fuse_additions(working)
     onnx.checker.check_model(ir.to_proto(working))
     return working
 

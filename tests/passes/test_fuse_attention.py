@@ -15,7 +15,7 @@ from ways import operators, passed, recomputed, trained_both_ways
 
 import onnxtrain
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.fuse.fuse_attention import fuse_attention
+from onnxtrain.lowering.rules.attention import fuse_attention
 
 INPUTS = "float[b, s, 2, 3] q, float[b, t, 2, 3] k, float[b, t, 2, 4] v, float[b, 1, 1, t] bias, bool[s, t] mask"
 SIZES = {"b": 3, "s": 5, "t": 6}

@@ -14,7 +14,7 @@ from onnx import numpy_helper, parser
 import onnxtrain
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering import pipeline
-from onnxtrain.lowering.fuse.fuse_batch_norm import fuse_batch_norm
+from onnxtrain.lowering.rules.batch_norm import fuse_batch_norm
 
 NORM = "n, m2, v2 = BatchNormalization<training_mode = 1>(c, scale, bias, mean, variance)"
 BOUNDS = "low = Constant<value = float {0}>() high = Constant<value = float {6}>()"

@@ -7,7 +7,7 @@ from onnx import parser
 from ways import operators, operators_of_step, passed, trained_both_ways
 
 import onnxtrain
-from onnxtrain.lowering.fuse.fuse_elementwise import MOST_STEPS, STEPS, fuse_elementwise
+from onnxtrain.lowering.rules.elementwise import MOST_STEPS, STEPS, fuse_elementwise
 
 CONSTANTS = "float half = {0.5}, float three = {3}, float[1] one = {1}, float[4] g = {1, -2, 0.5, 3}"
 CHAINS = {

@@ -11,8 +11,8 @@ from onnx import parser
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.lowering.fuse.fuse_gates import fuse_gates
-from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
+from onnxtrain.lowering.rules.activations import fuse_gates
+from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, WIDE = 5, 37
@@ -31,7 +31,7 @@ def model(nodes: str = GATE.format("sigmoid"), kind: str = "float", factor: str 
 
 
 def fused(working: ir.Model) -> ir.Model:
-    fuse_gates(working.graph)
+    fuse_gates(working)
     onnx.checker.check_model(ir.to_proto(working))
     return working
 

@@ -12,7 +12,7 @@ from ways import operators, operators_of_step, passed, trained_both_ways
 
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.lowering import pipeline
-from onnxtrain.lowering.fuse.fuse_gather import fuse_gather
+from onnxtrain.lowering.rules.rows import fuse_gather
 from onnxtrain.runtime.native import custom_ops_library
 
 NODES, WIDE, EDGES = 40, 33, 100
@@ -30,7 +30,7 @@ def model(nodes: str, kind: str = "float", index: str = "int64", outputs: str = 
 
 
 def fused(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return passed(proto, lambda working: fuse_gather(working.graph))
+    return passed(proto, lambda working: fuse_gather(working))
 
 
 def run(proto: onnx.ModelProto, dtype: type) -> np.ndarray:
@@ -134,5 +134,5 @@ def test_messages_are_not_written_out_in_either_direction(monkeypatch: pytest.Mo
 
 def test_a_graph_without_gathers_is_left_alone() -> None:
     working = ir.from_proto(model("y = Add(x, c)"))
-    fuse_gather(working.graph)
+    fuse_gather(working)
     assert [node.op_type for node in working.graph] == ["Add"]

@@ -14,9 +14,9 @@ from ways import trained_both_ways
 import onnxtrain
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.fuse.fuse_attention import fuse_attention
-from onnxtrain.lowering.fuse.fuse_linear import fuse_linear
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rules.attention import fuse_attention
+from onnxtrain.lowering.rules.linear import fuse_linear
 
 INPUTS = "float[n, s, 3] x, float[n, 3] r, float[3, 4] w, float[4, 3] v, float[4] b, float[1] one, float[1, 4] wide"
 SIZES = {"n": 2, "s": 5}

@@ -5,7 +5,7 @@ import pytest
 from onnx import parser
 from ways import assert_same_results, operators, operators_of_step, passed, trained_both_ways
 
-from onnxtrain.lowering.fuse.fuse_norms import fuse_norms
+from onnxtrain.lowering.rules.activations import fuse_norms
 
 WAYS = {
     "as PyTorch writes it": "q = Pow(x, two) m = ReduceMean(q, last) a = Add(m, eps) s = Sqrt(a) r = Reciprocal(s) "

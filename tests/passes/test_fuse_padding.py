@@ -5,7 +5,7 @@ import pytest
 from onnx import numpy_helper, parser
 from ways import assert_same_results, operators, operators_of_step, passed, trained_both_ways
 
-from onnxtrain.lowering.fuse.fuse_padding import fuse_padding
+from onnxtrain.lowering.rules.convolutions import fuse_padding
 
 RANDOM = np.random.default_rng(0)
 TENSORS = {

@@ -7,9 +7,7 @@ import pytest
 from onnx import helper, parser
 
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.fuse.fuse_activations import fuse_activations
-from onnxtrain.lowering.fuse.fuse_attention import fuse_attention
-from onnxtrain.lowering.fuse.patterns import (
+from onnxtrain.lowering.patterns import (
     Number,
     OneOf,
     Op,
@@ -20,6 +18,8 @@ from onnxtrain.lowering.fuse.patterns import (
     Var,
     find,
 )
+from onnxtrain.lowering.rules.activations import fuse_activations
+from onnxtrain.lowering.rules.attention import fuse_attention
 
 X, Y = Var("x"), Var("y")
 

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from ways import trained_both_ways
 
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.fuse.fuse_recurrent import fuse_recurrent
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rules.recurrent import fuse_recurrent
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 TRAINING = "ai.onnx.preview.training"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import ml_dtypes
@@ -17,13 +18,13 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.testing import check_gradient
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering import pipeline
-from onnxtrain.lowering.fuse import fuse_linear
-from onnxtrain.lowering.fuse.fuse_relu import fuse_relu
-from onnxtrain.lowering.fuse.linear_layers import LAYER
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rewrite import Rewrite
+from onnxtrain.lowering.rules.linear import LAYER, fuse_linear, fuse_relu
 from onnxtrain.runtime.native import custom_ops_library
 
 WIDTH, ROWS = 6, 5
+WITHOUT_RELU = Rewrite(*(dataclasses.replace(rule, pattern=LAYER) for rule in fuse_linear.rules))
 TRAINING = "ai.onnx.preview.training"
 LAYERS = "a = Gemm(x, u, b) h = Relu(a) c = Gemm<transB=1>(h, v, b) k = Relu(c) p = MatMul(k, w) y = Tanh(p)"
 WEIGHTS = {"u": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "w": (WIDTH, WIDTH), "b": (WIDTH,)}
@@ -86,7 +87,7 @@ def assert_same_bits(monkeypatch: pytest.MonkeyPatch, proto: onnx.ModelProto, xs
     x = np.random.default_rng(1).normal(size=(ROWS, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value))
     working = lowered(proto, xs, **options)
     found = run(working, x=x.astype(kind))
-    monkeypatch.setattr(fuse_linear, "LAYER_WITH_RELU", LAYER)
+    monkeypatch.setattr(pipeline, "fuse_linear", WITHOUT_RELU)
     monkeypatch.setattr("onnxtrain.autodiff.rules.fused_linear._is_relu", lambda _: False)
     apart = lowered(proto, xs, **options)
     assert "LinearGradient Relu" not in operators(apart)
@@ -225,7 +226,7 @@ def test_training_is_the_same_to_the_bit(monkeypatch):
     ways = []
     for fuses in (True, False):
         if not fuses:
-            monkeypatch.setattr(fuse_linear, "LAYER_WITH_RELU", LAYER)
+            monkeypatch.setattr(pipeline, "fuse_linear", WITHOUT_RELU)
             monkeypatch.setattr(pipeline, "fuse_relu", lambda graph: None)
         trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((20, 30, 70, 10)), loss="softmax_cross_entropy", threads=2)
         losses = [trainer.train_step(*batch) for batch in zip(x, labels, strict=True)]
@@ -268,6 +269,6 @@ def chain(*, other_x: bool = False, uses: int = 1, output: bool = False, activat
 )
 def test_only_one_that_alone_reads_the_gradient_by_its_result(options, left):
     graph = chain(**options)
-    fuse_relu(graph)
+    fuse_relu(ir.Model(graph, ir_version=10))
     assert [node.op_type for node in graph] == left
     assert [value.name for value in graph.outputs] == [f"result{place}" for place in range(len(graph.outputs))]

@@ -12,7 +12,7 @@ from ways import assert_same_results, operators, operators_of_step, passed, reco
 
 import onnxtrain
 from onnxtrain.graph.passes import clean
-from onnxtrain.lowering.fuse.fuse_rotary import fuse_rotary
+from onnxtrain.lowering.rules.rotary import fuse_rotary
 
 B, S, H, D = 2, 5, 3, 4
 HALVES = "a = Slice(x, zero, two, last, one) b = Slice(x, two, end, last, one) "

@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, parser
 from ways import operators, operators_of_step, passed, trained_both_ways
 
 import onnxtrain
-from onnxtrain.lowering.fuse.fuse_scatter import fuse_scatter
+from onnxtrain.lowering.rules.rows import fuse_scatter
 
 CONSTANTS = "int64[1] last = {1}, int64[2] none = {0, 0}, int64[1] first = {0}, float[4] g = {1, -2, 0.5, 3}"
 ZEROS = "like = Shape(x) zeros = ConstantOfShape(like) "

@@ -5,7 +5,7 @@ import pytest
 from onnx import parser
 from ways import assert_same_results, operators, operators_of_step, passed, trained_both_ways
 
-from onnxtrain.lowering.fuse.fuse_slices import fuse_slices
+from onnxtrain.lowering.rules.rows import fuse_slices
 
 CONSTANTS = (
     "int64[1] zero = {0}, int64[1] two = {2}, int64[1] four = {4}, int64[1] six = {6}, int64[1] last = {-1}, "

@@ -10,10 +10,9 @@ from onnx.reference import ReferenceEvaluator
 
 import onnxtrain
 from onnxtrain.errors import OperatorError
-from onnxtrain.lowering.lower import lower_entry
-from onnxtrain.lowering.merge_algorithm import merge_algorithm
+from onnxtrain.lowering.lower import lower_entry, merge_algorithm
+from onnxtrain.lowering.optimizer_bodies import keep_provider_optimizers
 from onnxtrain.lowering.pipeline import lower_graph
-from onnxtrain.lowering.portable.keep_provider_optimizers import keep_provider_optimizers
 
 ALL = frozenset({"Adagrad", "Adam", "SGD"})
 

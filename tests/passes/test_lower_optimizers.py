@@ -11,7 +11,7 @@ from operator_cases import ATTRIBUTES, CASES, IDS, problem
 from operator_graphs import lowered, model_of, run
 
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.portable.lower_optimizers import lower_optimizers
+from onnxtrain.lowering.optimizer_bodies import lower_optimizers
 from onnxtrain.operators import OPTIMIZERS, infer_optimizer_types
 
 R, T = np.asarray(0.1, np.float32), np.asarray(1)

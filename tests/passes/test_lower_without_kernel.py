@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxtrain.lowering.kernels.lower_without_kernel import lower_without_kernel
+from onnxtrain.lowering.optimizer_bodies import lower_without_kernel
 from onnxtrain.operators.nodes import has_kernel
 
 GRAPH = """<ir_version: 10, opset_import: ["": 21, "onnxtrain": 1, "ai.onnx.preview.training": 1]>
@@ -16,7 +16,7 @@ GRAPH = """<ir_version: 10, opset_import: ["": 21, "onnxtrain": 1, "ai.onnx.prev
 @pytest.mark.parametrize("lacking", [(), ("SSGD",), ("SSGD", "Adam")])
 def test_those_without_a_kernel_are_written(lacking, monkeypatch):
     monkeypatch.setattr(
-        "onnxtrain.lowering.kernels.lower_without_kernel.has_kernel",
+        "onnxtrain.lowering.optimizer_bodies.has_kernel",
         lambda node: node.op_type not in lacking and has_kernel(node),
     )
     model = ir.from_proto(parser.parse_model(GRAPH))

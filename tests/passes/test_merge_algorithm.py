@@ -6,7 +6,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxtrain
-from onnxtrain.lowering.merge_algorithm import MINIMUM_OPSET, merge_algorithm
+from onnxtrain.lowering.lower import MINIMUM_OPSET, merge_algorithm
 
 PARAMETERS = ["layer1.weight", "layer1.bias"]
 STATES = ["T", *(f"{name}/{letter}" for letter in "VH" for name in PARAMETERS), *PARAMETERS]

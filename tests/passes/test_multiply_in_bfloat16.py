@@ -11,8 +11,8 @@ from onnxtrain.autodiff.options import COMPUTE_KEY, GradientOptions
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.build_gradients import Derivative
-from onnxtrain.lowering.kernels.multiply_in_bfloat16 import LEAST
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rules.kernels import LEAST
 from onnxtrain.runtime.native import custom_ops_library, multiplies_bfloat16
 
 WIDE, NARROW, ROWS = LEAST, LEAST - 1, 5

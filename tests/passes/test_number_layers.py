@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxtrain.lowering.memory.number_layers import number_layers
+from onnxtrain.lowering.memory.recompute import number_layers
 
 
 def chain(names, scopes=()):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from onnxtrain.lowering.memory import optimizer_in_backward as optimizer_in_backward
+from onnxtrain.lowering import updates as update_passes
 from onnxtrain.runtime.options import RuntimeOptions
 
 OPTIMIZERS = [onnxtrain.Adagrad(0.05), onnxtrain.AdamW(0.01), onnxtrain.Momentum(0.1), onnxtrain.SSGD(0.1, alpha=0.5)]
@@ -28,7 +28,7 @@ def updates(made, *names):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(optimizer_in_backward, "LEAST_BYTES", LAYER)
+    monkeypatch.setattr(update_passes, "LEAST_BYTES", LAYER)
 
 
 def trained(made, steps=12):
@@ -47,7 +47,7 @@ def test_training_is_the_same_to_the_bit_as_with_one_update(monkeypatch, optimiz
     masked = options.pop("masked", False)
     ways = []
     for least in (1, LAYER, 1 << 40):
-        monkeypatch.setattr(optimizer_in_backward, "LEAST_BYTES", least)
+        monkeypatch.setattr(update_passes, "LEAST_BYTES", least)
         made = trainer(optimizer, **options)
         if masked:
             rng = np.random.default_rng(0)

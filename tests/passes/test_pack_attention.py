@@ -5,8 +5,7 @@ import pytest
 from onnx import parser
 from ways import operators, operators_of_step, passed, trained_both_ways
 
-from onnxtrain.lowering.fuse.fuse_attention import fuse_attention
-from onnxtrain.lowering.fuse.pack_attention import pack_attention
+from onnxtrain.lowering.rules.attention import fuse_attention, pack_attention
 
 X = np.random.default_rng(0).normal(0, 1, (4, 5, 6)).astype(np.float32)
 W = np.random.default_rng(1).normal(0, 0.5, (6, 18)).astype(np.float32)
@@ -36,7 +35,7 @@ def model(*, axis="-1", sizes="6, 6, 6", order="q1 k1 v1", more="", outputs=""):
 def packed(proto):
     def both(working):
         fuse_attention(working)
-        pack_attention(working.graph)
+        pack_attention(working)
 
     return passed(proto, both)
 

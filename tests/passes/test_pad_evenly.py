@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 from ways import passed
 
-from onnxtrain.lowering.portable.pad_evenly import pad_evenly
+from onnxtrain.lowering.rules.convolutions import pad_evenly
 
 CASES = [
     ("pads = [1, 1, 0, 0], strides = [2, 2]", True),

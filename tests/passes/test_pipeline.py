@@ -17,6 +17,8 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering import pipeline
 from onnxtrain.lowering.build_gradients import Derivative
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rewrite import Rewrite
+from onnxtrain.lowering.rules.kernels import KERNELS
 
 HERE = Path(__file__).parent
 
@@ -45,29 +47,36 @@ def test_the_list_names_passes():
     assert {"fuse_attention", "build_gradients", "resolve_fused", "recompute", "fuse_updates"} <= set(passes())
 
 
-@pytest.mark.parametrize("name", sorted(passes()))
-def test_every_pass_has_a_file_and_one_of_tests(name):
-    file = passes()[name].rpartition(".")[2]
-    if name.startswith("check_"):
-        assert file in passes()
-        return
-    assert file == name
-    assert (HERE / f"test_{name}.py").is_file()
+def made(name: str) -> object:
+    """Return a pass."""
+    return getattr(home(name), name)
 
 
 @pytest.mark.parametrize("name", sorted(passes()))
-def test_a_pass_is_the_one_public_function_of_its_file(name):
-    tree = ast.parse(inspect.getsource(home(name)))
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    public = [function for function in functions if not function.startswith(("_", "check_"))]
-    assert public == [home(name).__name__.rpartition(".")[2]]
+def test_every_pass_has_a_file_of_tests(name):
+    check = name.startswith("check_")
+    assert check or name == "use_kernels" or (HERE / f"test_{name}.py").is_file()
+
+
+def test_every_kernel_has_a_file_of_tests():
+    files = {path.name for path in HERE.glob("test_use_*_kernels.py")} | {"test_split_cross_entropy.py"}
+    text = "".join((HERE / file).read_text() for file in files)
+    assert all(name in text for rule in KERNELS for name in rule.pattern.anchors)
 
 
 @pytest.mark.parametrize("name", sorted(passes()))
 def test_every_pass_says_what_it_requires_and_ensures(name):
-    text = inspect.getdoc(getattr(home(name), name)) or ""
+    text = inspect.getdoc(made(name)) or ""  # of rules: of the class, since the driver does that
     assert "Requires:" in text
     assert "Ensures:" in text
+
+
+@pytest.mark.parametrize("name", sorted(name for name in passes() if isinstance(made(name), Rewrite)))
+def test_every_rewrite_is_documented_behind_it(name):
+    lines = inspect.getsource(home(name)).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith(f"{name} = "))
+    end = next(place for place in range(start, len(lines)) if lines[place].startswith(('"""', "#", "def ")))
+    assert lines[end].startswith('"""')
 
 
 def listed() -> list[tuple[str, str]]:

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.kernels.read_last_state import read_last_state
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rules.recurrent import read_last_state
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 TRAINING = "ai.onnx.preview.training"

@@ -14,8 +14,8 @@ from onnx import helper, parser
 import onnxtrain
 from native.rounding_reference import round_stochastic
 from onnxtrain.errors import OperatorError, OptionError
+from onnxtrain.lowering.optimizer_bodies import check_states
 from onnxtrain.lowering.pipeline import lower_graph
-from onnxtrain.lowering.round_states import check_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 

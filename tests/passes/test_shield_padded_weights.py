@@ -10,7 +10,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.portable.shield_padded_weights import shield_padded_weights
+from onnxtrain.lowering.rules.convolutions import shield_padded_weights
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]> g'
 PADS = "<int64[8] p = {0, 0, 0, 0, 0, 0, 1, 1}>"

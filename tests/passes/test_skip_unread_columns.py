@@ -9,7 +9,7 @@ from onnx import parser
 from ways import operators_of_step, trained_both_ways
 
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.lowering.fuse.skip_unread_columns import skip_unread_columns
+from onnxtrain.lowering.rules.linear import skip_unread_columns
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, DEPTH, SIZES = 40, 24, (13, 70, 5)
@@ -32,7 +32,7 @@ def model(*, transposed=0, attributes="", read="b", outputs="", rows=ROWS, bias=
 
 def narrowed(proto: onnx.ModelProto) -> onnx.ModelProto:
     working = ir.from_proto(proto)
-    skip_unread_columns(working.graph)
+    skip_unread_columns(working)
     result = ir.to_proto(working)
     onnx.checker.check_model(result)
     return result

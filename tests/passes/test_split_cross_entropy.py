@@ -12,8 +12,8 @@ from onnx import helper
 
 import onnxtrain
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.lowering.kernels.split_cross_entropy import LEAST_CLASSES
 from onnxtrain.lowering.lower import lower_graph
+from onnxtrain.lowering.rules.kernels import LEAST_CLASSES
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 

@@ -10,7 +10,6 @@ from onnx import TensorProto, helper
 
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering import pipeline
-from onnxtrain.lowering.kernels import split_recurrent_gradients
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 TRAINING = "ai.onnx.preview.training"
@@ -88,7 +87,7 @@ def outputs(model: ir.Model, operator: str) -> list[list[bool]]:
 )
 def test_the_same_bits(operators, xs, direction, monkeypatch):
     split = lowered(operators, xs, direction)
-    monkeypatch.setattr(split_recurrent_gradients, "split_recurrent_gradients", lambda model: None)
+    monkeypatch.setattr(pipeline, "split_recurrent_gradients", lambda model: None)
     whole = lowered(operators, xs, direction)
     layers = [name != "GRU" for name in operators.split()]
     gradients = sum(
@@ -132,6 +131,6 @@ def test_x_that_is_turned_is_turned_again(direction, monkeypatch):
     split = turned()
     (of_w,) = [node for node in split.graph if node.op_type == "RecurrentProductsGradient" and len(node.outputs) == 2]
     assert of_w.inputs[0] is split.graph.inputs[0]
-    monkeypatch.setattr(split_recurrent_gradients, "split_recurrent_gradients", lambda model: None)
+    monkeypatch.setattr(pipeline, "split_recurrent_gradients", lambda model: None)
     for a, b in zip(run(split), run(turned()), strict=True):
         np.testing.assert_array_equal(a, b)

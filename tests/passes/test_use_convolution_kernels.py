@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.kernels.use_convolution_kernels import use_convolution_kernels
+from onnxtrain.lowering.rules.kernels import use_kernels
 from onnxtrain.runtime.native import custom_ops_library
 
 
@@ -32,7 +32,7 @@ def with_kernels(proto):
     working = ir.from_proto(proto)
     with contextlib.suppress(Exception):  # attributes that cannot be
         working = infer_shapes(working)
-    use_convolution_kernels(working)
+    use_kernels(working)
     return ir.to_proto(working)
 
 

@@ -9,8 +9,8 @@ from onnx import helper, numpy_helper, parser
 
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.build_gradients import Derivative
-from onnxtrain.lowering.kernels.use_half_weights import use_half_weights
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rules.linear import use_half_weights
 from onnxtrain.runtime.native import custom_ops_library
 
 INPUTS, OUTPUTS, ROWS = 20, 12, 5

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.kernels.use_low_bit_kernels import use_low_bit_kernels
+from onnxtrain.lowering.rules.kernels import use_kernels
 from onnxtrain.runtime.native import custom_ops_library
 
 ROWS, INPUTS, OUTPUTS, BLOCK = 5, 40, 24, 16
@@ -51,7 +51,7 @@ def model(*, bits=4, zeros="", bias=False, groups=False, level=None, block=BLOCK
 
 def with_kernels(proto):
     working = infer_shapes(ir.from_proto(proto))
-    use_low_bit_kernels(working)
+    use_kernels(working)
     return ir.to_proto(working)
 
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.lowering.kernels import use_mask_kernels
+from onnxtrain.lowering.rules import linear
 from onnxtrain.runtime.native import kernels_available
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="the native kernels are not installed")
@@ -64,7 +64,7 @@ def test_a_training_equals_the_dense_one(name, block, monkeypatch):
     found = weights_after(sparse)
     assert {"Linear", "LinearGradient", "LinearWeightGradient"} >= set(masked(sparse))
     assert len(masked(sparse)) >= 4
-    monkeypatch.setattr(use_mask_kernels, "LEAST_ZEROS", 2.0)
+    monkeypatch.setattr(linear, "LEAST_ZEROS", 2.0)
     dense = trainer(pruned(block=block), **OPTIONS[name])
     expected = weights_after(dense)
     assert not masked(dense)

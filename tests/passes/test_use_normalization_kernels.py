@@ -11,7 +11,7 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain.lowering import pipeline
-from onnxtrain.lowering.kernels.use_normalization_kernels import use_normalization_kernels
+from onnxtrain.lowering.rules.kernels import use_kernels
 from onnxtrain.runtime.native import custom_ops_library
 
 TYPES = {"float": np.float32, "double": np.float64}
@@ -31,7 +31,7 @@ def model(shape: tuple[int, ...], kind: str = "float", attributes: str = "traini
 
 def replaced(proto: onnx.ModelProto) -> onnx.ModelProto:
     working = ir.from_proto(proto)
-    use_normalization_kernels(working)
+    use_kernels(working)
     return ir.to_proto(working)
 
 
@@ -146,7 +146,7 @@ def test_a_training_has_the_losses_of_the_standard_operator(monkeypatch: pytest.
 
     monkeypatch.setattr(pipeline, "fuse_batch_norm", lambda model: None)  # which takes all nodes of one process
     losses, statistics = trained()
-    monkeypatch.setattr(pipeline, "use_normalization_kernels", lambda model: None)
+    monkeypatch.setattr(pipeline, "use_kernels", lambda model: None)
     others, right = trained()
     assert used == [True, False]
     np.testing.assert_allclose(losses, others, rtol=1e-5)

@@ -6,7 +6,7 @@ from onnx import parser
 from ways import operators, operators_of_step, passed, trained_both_ways
 
 import onnxtrain
-from onnxtrain.lowering.kernels.use_resize_kernels import use_resize_kernels
+from onnxtrain.lowering.rules.kernels import use_kernels
 
 BY_SCALES = 'y = Resize <mode = "{}", coordinate_transformation_mode = "{}"> (h, , {})'
 TAKEN = {
@@ -40,7 +40,7 @@ def model(nodes: str, kind: str = "float", batch: str = "N"):
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_kernel_computes_the_same_forward_and_backward(name):
     proto = model(TAKEN[name])
-    changed = passed(proto, use_resize_kernels)
+    changed = passed(proto, use_kernels)
     assert "ResizeByMatrices" in operators(changed)
     y = onnxtrain.Trainer(proto, loss="mean_squared_error", train="w").predict(X)
     target = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
@@ -52,14 +52,14 @@ def test_the_kernel_computes_the_same_forward_and_backward(name):
 
 @pytest.mark.parametrize("name", STAY)
 def test_others_stay(name):
-    assert operators(passed(model(STAY[name]), use_resize_kernels)) == ["Mul", "Resize"]
+    assert operators(passed(model(STAY[name]), use_kernels)) == ["Mul", "Resize"]
 
 
 def test_half_precision_stays():
-    assert operators(passed(model(TAKEN["linear"], "float16"), use_resize_kernels)) == ["Mul", "Resize"]
+    assert operators(passed(model(TAKEN["linear"], "float16"), use_kernels)) == ["Mul", "Resize"]
 
 
 def test_unknown_sizes_stay():
     proto = model(TAKEN["linear"])
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "H"
-    assert operators(passed(proto, use_resize_kernels)) == ["Mul", "Resize"]
+    assert operators(passed(proto, use_kernels)) == ["Mul", "Resize"]

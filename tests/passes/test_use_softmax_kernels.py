@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxtrain.lowering.kernels.use_softmax_kernels import LEAST_INNER, use_softmax_kernels
 from onnxtrain.lowering.lower import lower_graph
+from onnxtrain.lowering.rules.kernels import LEAST_INNER, use_kernels
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 
@@ -23,7 +23,7 @@ def model(shape: str = "N, 5, 6, 7", axis: int = 1, kind: str = "float"):
 
 
 def domains(working: ir.Model) -> list[str]:
-    use_softmax_kernels(working)
+    use_kernels(working)
     return [node.domain for node in working.graph]
 
 

@@ -6,7 +6,7 @@ import pytest
 from ways import operators, passed
 
 from onnxtrain.errors import OptionError
-from onnxtrain.lowering.portable.write_batch_norm import write_batch_norm
+from onnxtrain.lowering.rules.batch_norm import write_batch_norm
 
 
 def model(shape, attributes=""):

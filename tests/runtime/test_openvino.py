@@ -12,7 +12,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import StepError
-from onnxtrain.lowering.portable.fix_dimensions import fix_dimensions
+from onnxtrain.lowering.portable import fix_dimensions
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.examples import digits_cnn, lenet5, mlp, small_resnet
 from onnxtrain.training.provider_check import check_provider

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.layers import orientation, reads_transposed
 from onnxtrain.graph.value import Value
 
 _INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
@@ -170,9 +171,8 @@ def _times_weight(op: Builder, layer: Layer, rows: Value) -> Value:
         )
         made.ir.dtype = x.dtype
         return op.cast(made.with_shape((rows.shape[0] if rows.shape else None, layer.outputs)), rows.dtype)
-    transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
     factor = op.cast(op.wrap(weight), rows.dtype)
-    return op.Gemm(rows, factor, transB=1) if transposed else rows @ factor
+    return op.Gemm(rows, factor, **orientation()) if reads_transposed(layer.node) else rows @ factor
 
 
 def layer_shape(layer: Layer) -> tuple[int | str | None, ...] | None:

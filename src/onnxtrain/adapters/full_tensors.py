@@ -22,6 +22,7 @@ from onnxtrain.adapters.peft import COUNTER, WRAPPED
 from onnxtrain.adapters.values import evaluate
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.domains import REPLACED_WEIGHT
+from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.parameters.names import NameOrigin, module_of, module_paths, origin_of
 from onnxtrain.parameters.readers import NORMALIZATIONS, read_through_identity
@@ -115,7 +116,7 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer], architecture: Archi
                 return []
             view = layer.node.inputs[0 if layer.is_embedding else 1]
             assert view is not None
-            transposed = layer.kind not in ("Gather", "Conv") and not _is_transposed(layer)
+            transposed = layer.kind not in ("Gather", "Conv") and not reads_transposed(layer.node)
             found.append(ModuleTensor(_names(layer, "weight", architecture), value, view, transposed, layer.kind))
             readers = max(readers, layer.readers)
         elif _bias(layer) is value:
@@ -158,11 +159,6 @@ def _is_plain(layer: Layer) -> bool:
     """Return whether a layer multiplies with the weight of one module, stored as floating-point values."""
     alpha = layer.node.attributes.get("alpha")
     return layer.bits >= 16 and not layer.parts and (alpha is None or alpha.as_float() == 1)
-
-
-def _is_transposed(layer: Layer) -> bool:
-    attribute = layer.node.attributes.get("transB")
-    return attribute is not None and attribute.as_int() == 1
 
 
 def _bias(layer: Layer) -> ir.Value | None:

@@ -12,6 +12,7 @@ from onnxtrain.adapters.names import layer_names, matches, name_of_node
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
+from onnxtrain.graph.layers import form_of_node, reads_transposed
 from onnxtrain.graph.patterns import no_match
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.parameters.readers import Functions, chooses_one
@@ -332,14 +333,14 @@ def _behind_bias(product: ir.Value, outputs: int) -> ir.Value:
     return readers[0].outputs[0] if bias is not None and _sizes(bias) == (outputs,) else product
 
 
-def _product(node: ir.Node, functions: Functions, *, transposed: bool = False) -> Layer | None:
+def _product(node: ir.Node, functions: Functions) -> Layer | None:
     x, w = node.inputs[0], node.inputs[1]
     weight, shape = source(w), _sizes(w)
     if x is None or weight is None or shape is None or len(shape) != 2 or source(x) is not None:
         return None
     if not is_float(node.outputs[0]):
         return None
-    inputs, outputs = shape[::-1] if transposed else shape
+    inputs, outputs = shape[::-1] if reads_transposed(node) else shape
     y = _behind_bias(node.outputs[0], outputs)
     names = layer_names(weight, node, functions)
     return Layer(
@@ -349,16 +350,7 @@ def _product(node: ir.Node, functions: Functions, *, transposed: bool = False) -
 
 
 def _gemm(node: ir.Node, functions: Functions) -> Layer | None:
-    if _integer(node, "transA", 0):
-        return None
-    return _product(node, functions, transposed=bool(_integer(node, "transB", 0)))
-
-
-def _fused_product(node: ir.Node, functions: Functions) -> Layer | None:
-    batched = ("transA", "transBatchA", "transBatchB")
-    if any(_integer(node, name, 0) for name in batched):
-        return None
-    return _product(node, functions, transposed=bool(_integer(node, "transB", 0)))
+    return None if form_of_node(node) is None else _product(node, functions)
 
 
 def _convolution(node: ir.Node, functions: Functions) -> Layer | None:
@@ -434,7 +426,7 @@ _KINDS: dict[tuple[str, str], Callable[[ir.Node, Functions], Layer | None]] = {
     ("", "Conv"): _convolution,
     ("", "Gather"): _embedding,
     ("", "MatMulInteger"): _dynamic,
-    (MICROSOFT_DOMAIN, "FusedMatMul"): _fused_product,
+    (MICROSOFT_DOMAIN, "FusedMatMul"): _gemm,
     (MICROSOFT_DOMAIN, "MatMulNBits"): _of_bits,
     (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): _dynamic_fused,
 }

@@ -14,6 +14,7 @@ from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.adapters.requantizing import parameter_names, requantized
 from onnxtrain.adapters.values import columns_of, matrix, norms
 from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.model_file.large_data import MadeArrays
 
 Adapted = tuple[Layer, Part | None, Entry]
@@ -192,8 +193,7 @@ def _stored(layer: Layer, weight: Array) -> tuple[dict[str, Array], float]:
     if layer.kind == "MatMulNBits":
         found = requantized(layer.node, weight)
         return {str(layer.weight.name): found.numbers, **found.parameters}, found.error
-    transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
-    return initializers_of(_view(layer), weight.T if transposed else weight)
+    return initializers_of(_view(layer), weight.T if reads_transposed(layer.node) else weight)
 
 
 def initializers_of(value: ir.Value, array: Array) -> tuple[dict[str, Array], float]:

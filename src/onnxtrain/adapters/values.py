@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.adapters.adapter import Array, Entry
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.errors import OptionError
+from onnxtrain.graph.layers import reads_transposed
 
 _BELOW_BYTE = {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}
 
@@ -27,8 +28,7 @@ def matrix(layer: Layer) -> Array:
     value = layer.node.inputs[0 if layer.is_embedding else 1]
     assert value is not None
     found = evaluate(value)
-    transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
-    return found.T if transposed else found
+    return found.T if reads_transposed(layer.node) else found
 
 
 LEAST_NORM: Final = 1e-12

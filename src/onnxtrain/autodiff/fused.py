@@ -1,6 +1,6 @@
 """Fused operators of this project's own domain that gradient rules emit: one node instead of many standard ones.
 
-Each has a body in standard operators. The pass :mod:`~onnxtrain.lowering.kernels.resolve_fused` keeps the node in a
+Each has a body in standard operators. The pass :mod:`~onnxtrain.lowering.rules.kernels` keeps the node in a
 graph for a session with native kernels, and replaces it by the body in a graph for any runtime. Rules, second
 derivatives and all earlier passes see the node.
 """

@@ -20,8 +20,8 @@ from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
 from onnxtrain.lowering.build_gradients import Derivative
-from onnxtrain.lowering.kernels.resolve_fused import resolve_fused
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 Arrays = Mapping[str, np.ndarray]

@@ -20,7 +20,7 @@ from onnxtrain.cli.training_flags import Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.formatting import plural
-from onnxtrain.lowering.portable.provider_bodies import Portable
+from onnxtrain.lowering.portable import Portable
 from onnxtrain.training.config import Precision, choose_precision
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def command(
 ) -> None:
     """Run ``onnxtrain export``."""
     import onnxtrain
-    from onnxtrain.lowering.portable.fix_dimensions import fix_dimensions
+    from onnxtrain.lowering.portable import fix_dimensions
     from onnxtrain.model_file.file import ModelFile
     from onnxtrain.model_file.writing import check_writable
 

@@ -16,8 +16,8 @@ from onnxtrain.graph.declared_shapes import all_values, declared_otherwise
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import HALVES
 from onnxtrain.lowering.build_gradients import Derivative
-from onnxtrain.lowering.fuse.patterns import gradient_nodes
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rewrite import gradient_nodes
 from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid

@@ -13,6 +13,7 @@ from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.domains import LABELS, REPLACED_WEIGHT
 from onnxtrain.graph.inference import keeps_shape
+from onnxtrain.graph.layers import orientation, reads_transposed
 from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.value import constant_tensor, dimensions, is_float
 from onnxtrain.model_file.validity import refuses_invalid
@@ -137,7 +138,7 @@ def _weight_shape(head: ir.Node) -> tuple[int, ...]:
 
 def _classes(head: ir.Node) -> int:
     shape = _weight_shape(head)
-    return shape[0] if head.op_type == "Conv" or _integer(head, "transB") else shape[-1]
+    return shape[0] if head.op_type == "Conv" or reads_transposed(head) else shape[-1]
 
 
 def _replace(working: Working, head: ir.Node, classes: int, name: str, random: np.random.Generator) -> ir.Value:
@@ -150,7 +151,7 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
             raise OptionError(f"{_label(head)} has groups, so its channels are no classes; name another with at=.")
         features = shape[1:]
     else:
-        features = shape[1:] if _integer(head, "transB") else shape[:1]
+        features = shape[1:] if reads_transposed(head) else shape[:1]
     fan_in = int(np.prod(features))
     head.metadata_props.setdefault(REPLACED_WEIGHT, str(_source(head.inputs[1]).name))
     values = uniform(random, (classes, *features), fan_in)
@@ -169,7 +170,7 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
     if head.op_type == "Gemm":
         for attribute in ("alpha", "beta"):
             head.attributes.pop(attribute, None)
-        head.attributes["transB"] = ir.AttrInt64("transB", 1)
+        head.attributes.update({name: ir.AttrInt64(name, value) for name, value in orientation().items()})
     if following is None:
         set_inputs(head, [head.inputs[0], weight, *[bias] * (len(head.inputs) - 2)])
         return head.outputs[0]

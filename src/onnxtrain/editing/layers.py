@@ -14,6 +14,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.errors._internal import public_names
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.layers import orientation
 from onnxtrain.graph.value import Value
 
 __all__ = ["Activation", "Cosine", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]
@@ -83,7 +84,7 @@ class Linear(Layer):
             inputs = [x, weights("weight", values)]
             if offset is not None:
                 inputs.append(weights("bias", offset))
-            return op.Gemm(*inputs, transB=1)
+            return op.Gemm(*inputs, **orientation())
         y = op.MatMul(x, weights("weight", np.ascontiguousarray(values.T)))
         return y if offset is None else op.Add(y, weights("bias", offset))
 

@@ -12,6 +12,7 @@ from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.declared_shapes import MADE_UP
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, is_default_domain
 from onnxtrain.graph.inference import DECLARED, integer, is_elementwise, slice_bounds
+from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.value import Dimension, constant_array, dimensions
 
 Product = tuple[int, tuple[str, ...]]
@@ -287,8 +288,8 @@ def _matmul(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int |
     others = [dimensions(value) for value in node.inputs[:2] if value is not None]
     if slot > 1 or rank < 2 or any(other is not None and len(other) < 2 for other in others):
         return axis if slot == 0 and axis < rank - 1 else None
-    turned = integer(node, "transA" if slot == 0 else "transB", 0)
-    if axis >= rank - 2 and axis != (rank - 2 if (slot == 0) != bool(turned) else rank - 1):
+    turned = reads_transposed(node, slot)
+    if axis >= rank - 2 and axis != (rank - 2 if (slot == 0) != turned else rank - 1):
         return None  # the axis that is summed up
     new = max(len(other or ()) for other in others) if shape is None else len(shape)
     return new - (2 if slot == 0 else 1) if axis >= rank - 2 else axis + new - rank

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
+from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
 
 Sizes = tuple[Dimension, ...] | None
@@ -338,8 +339,7 @@ def _gemm(node: ir.Node, facts: Facts) -> Sizes:
     left, right = facts.shape(node.inputs[0]), facts.shape(node.inputs[1])
     if left is None or right is None or not len(left) == len(right) == 2:
         return None
-    turned = [name in node.attributes and node.attributes[name].as_int() != 0 for name in ("transA", "transB")]
-    return left[turned[0]], right[not turned[1]]
+    return left[reads_transposed(node, 0)], right[not reads_transposed(node)]
 
 
 def _unsqueeze(node: ir.Node, facts: Facts) -> Sizes:

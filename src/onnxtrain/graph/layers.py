@@ -2,8 +2,8 @@
 
 | operator | weight, bias | axes of the weight | axis of channels of x and y |
 |---|---|---|---|
-| MatMul | 1, - | [..., inputs, outputs] | last |
-| Gemm | 1, 2 | [inputs, outputs], with transB [outputs, inputs] | last |
+| MatMul; ONNX Runtime's FusedMatMul | 1, - | [..., inputs, outputs]; with transB [..., outputs, inputs] | last |
+| Gemm; ONNX Runtime's FusedGemm; our Linear | 1, 2 | [inputs, outputs]; with transB [outputs, inputs] | last |
 | Conv | 1, 2 | [outputs, inputs / groups, kernel...] | 1 |
 | ConvTranspose | 1, 2 | [inputs, outputs / groups, kernel...] | 1 |
 
@@ -28,6 +28,7 @@ from onnxtrain.graph.value import constant_tensor, dimensions, is_float
 RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Operators that may add and remove axes of size 1."""
 
+_MATMULS = frozenset({"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Linear"})
 _PASSING = frozenset({"Identity", "Cast", "CastLike"})
 
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -57,7 +58,7 @@ class Form:
 
 
 def form_of(operator: str, attributes: Mapping[str, Any]) -> Form | None:
-    """Return how a standard operator reads the weight in its second input, or ``None`` if it is no layer.
+    """Return how an operator reads the weight in its second input, or ``None`` if it is no layer.
 
     A Gemm with ``transA`` is none: the rows of its x are its columns.
 
@@ -66,15 +67,36 @@ def form_of(operator: str, attributes: Mapping[str, Any]) -> Form | None:
         (0, -1, None)
     """
     groups = attributes.get("group", 1)
-    if operator == "MatMul":
-        return Form(-1, -2, -1)
-    if operator == "Gemm" and not attributes.get("transA"):
-        return Form(0, 1, -1, bias=2) if attributes.get("transB") else Form(1, 0, -1, bias=2)
+    if operator in _MATMULS:
+        if any(attributes.get(name) for name in ("transA", "transBatchA", "transBatchB")):
+            return None
+        by_outputs, bias = bool(attributes.get("transB")), None if operator.endswith("MatMul") else 2
+        if bias is None:
+            return Form(-2, -1, -1) if by_outputs else Form(-1, -2, -1)
+        return Form(0, 1, -1, bias) if by_outputs else Form(1, 0, -1, bias)
     if operator == "Conv":
         return Form(0, 1, 1, bias=2, groups=groups)
     if operator == "ConvTranspose":
         return Form(1, 0, 1, bias=2, groups=groups)
     return None
+
+
+def form_of_node(node: ir.Node) -> Form | None:
+    """Return how a node reads the weight in its second input, or ``None`` if it is no layer."""
+    return form_of(node.op_type, {name: attribute.value for name, attribute in node.attributes.items()})
+
+
+def reads_transposed(node: ir.Node, slot: int = 1) -> bool:
+    """Return whether a matmul with such attributes (Gemm, FusedMatMul, Linear) reads an operand transposed.
+
+    Its weight, the second operand, is then [outputs, inputs].
+    """
+    return node.attributes.get_int(("transA", "transB")[slot], 0) != 0
+
+
+def orientation(transposed: bool = True) -> dict[str, int]:
+    """Return the attributes by which a Gemm or Linear reads its weight: [outputs, inputs] if transposed."""
+    return {"transB": int(transposed)}
 
 
 @dataclass(frozen=True)
@@ -117,7 +139,7 @@ class Layer:
 def layers(graph: ir.Graph) -> Iterator[Layer]:
     """Yield the layers of a graph, in their order."""
     for node in graph:
-        found = None if node.domain else form_of(node.op_type, {name: a.value for name, a in node.attributes.items()})
+        found = None if node.domain else form_of_node(node)
         if found is None or len(node.inputs) < 2 or node.inputs[1] is None:
             continue
         source = stored(node.inputs[1])

@@ -231,6 +231,14 @@ def behind(value: ir.Value | None, operators: Collection[str]) -> ir.Value | Non
     return value
 
 
+def made_by(value: ir.Value | None, operator: str, domain: str = "", *, alone: bool = False) -> ir.Node | None:
+    """Return the node of an operator that computes a value; if ``alone``, only where one input of one node reads it."""
+    node = None if value is None else value.producer()
+    if value is None or node is None or node.op_type != operator or node.domain != domain:
+        return None
+    return None if alone and (len(value.uses()) != 1 or value.is_graph_output()) else node
+
+
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
     """The array of an initializer or of a Constant node's output; ``None`` for other values."""
     tensor = None if value is None else constant_tensor(value)

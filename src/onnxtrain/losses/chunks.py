@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import dimensions
-from onnxtrain.lowering.logit_head import LogitHead, as_rows, find_head
+from onnxtrain.lowering.logits import LogitHead, as_rows, find_head
 
 
 def head_in_chunks(logits: ir.Value, loss: str, chunk: int) -> LogitHead | None:

@@ -17,7 +17,7 @@ from onnxtrain.graph.sizes import product
 from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.base import ClassLoss, TargetKind, classes_second, count_of, node_rank, size_of, weighted
 from onnxtrain.losses.chunks import check_chunk, head_in_chunks, sum_in_chunks
-from onnxtrain.lowering.logit_head import LogitHead, as_rows, find_head
+from onnxtrain.lowering.logits import LogitHead, as_rows, find_head
 from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput
 

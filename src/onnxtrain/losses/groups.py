@@ -19,7 +19,7 @@ from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import Loss, ReducedLoss, node_rank
 from onnxtrain.losses.chunks import head_in_chunks, map_in_chunks
 from onnxtrain.losses.probabilities import class_logits
-from onnxtrain.lowering.logit_head import as_rows
+from onnxtrain.lowering.logits import as_rows
 from onnxtrain.lowering.training_info.recipe import free_names
 from onnxtrain.runtime.failures import require_shape
 

@@ -39,7 +39,7 @@ from onnxtrain.losses.base import (
 )
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.probabilities import Scores
-from onnxtrain.lowering.logit_head import find_head
+from onnxtrain.lowering.logits import find_head
 from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.runtime.failures import require_shape

@@ -25,17 +25,11 @@ from onnxtrain.graph.value import dimensions, is_float
 
 
 class Derivative(NamedTuple):
-    """Derivative that a caller requests, without a Gradient node.
+    """Derivative that a caller requests, without a Gradient node."""
 
-    Attributes:
-        y: The value to differentiate; seeded with ones.
-        xs: The independent variables.
-        names: The names of their gradients, which are graph outputs; by default ``{x}_grad``.
-    """
-
-    y: ir.Value
-    xs: Sequence[ir.Value]
-    names: Sequence[str] | None = None
+    y: ir.Value  # the value to differentiate; seeded with ones
+    xs: Sequence[ir.Value]  # the independent variables
+    names: Sequence[str] | None = None  # the names of their gradients, which are graph outputs; by default ``{x}_grad``
 
 
 def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Iterator[Backward]:

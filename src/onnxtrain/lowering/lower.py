@@ -10,20 +10,31 @@ from typing import NamedTuple
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.declared_shapes import declare_initializers
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, Description
 from onnxtrain.lowering.memory.in_place import in_place_states
-from onnxtrain.lowering.merge_algorithm import merge_algorithm
 from onnxtrain.lowering.notify_gradients import notify_gradients
 from onnxtrain.lowering.pipeline import lower_graph
-from onnxtrain.lowering.portable.provider_bodies import Portable
+from onnxtrain.lowering.portable import Portable
 from onnxtrain.lowering.training_info.check import check_training_model
-from onnxtrain.lowering.training_info.read import read_training_model
-from onnxtrain.lowering.training_info.recipe import StepEntry
-from onnxtrain.model_file.external import check_external_data, with_external_data
+from onnxtrain.lowering.training_info.read import (
+    bindings,
+    entry_initializers,
+    joined_model,
+    read_training_model,
+    state_tensors,
+)
+from onnxtrain.lowering.training_info.recipe import COUNTERS_KEY, StepEntry
+from onnxtrain.model_file.external import check_external_data, set_folder, with_external_data
+from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.validity import refuses_invalid
+
+MINIMUM_OPSET = 18
+"""Oldest version of ONNX's operators that gradient rules emit; older models are upgraded for the step."""
 
 
 class StepGraph(NamedTuple):
@@ -98,17 +109,40 @@ def lower(
     return with_external_data(ir.to_proto(infer_shapes(step.model)), data_folder)  # viewers show shapes
 
 
+def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> StepEntry:
+    """Merge one entry of a training model into a working graph for the list of passes.
+
+    Requires: a training model that is valid. Ensures: one sorted graph of opset 18 or newer, whose states are inputs;
+    other tensors are initializers, and the model's options of gradients are its metadata.
+    """
+    working = ir.from_proto(upgrade_opset(joined_model(model, index), MINIMUM_OPSET))
+    set_folder(working, folder)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    working.metadata_props.update(GradientOptions.read(metadata).entries())
+    if COUNTERS_KEY in metadata:
+        working.metadata_props[COUNTERS_KEY] = metadata[COUNTERS_KEY]
+    inputs = {value.name: value for value in working.graph.inputs}
+    states = state_tensors(model)
+    for name, tensor in entry_initializers(model, index).items():
+        if name in states:
+            continue
+        value = inputs[name]
+        working.graph.inputs.remove(value)
+        value.const_value = ir.serde.deserialize_tensor(tensor, folder)
+        working.graph.register_initializer(value)
+    declare_initializers(working.graph)
+    info = model.training_info[index]
+    updates = dict(bindings(info, "update_binding"))
+    bound = set(updates.values())
+    results = [output.name for output in info.algorithm.output if output.name not in bound]
+    main = {item.name for item in (*model.graph.input, *model.graph.initializer)}
+    return StepEntry(working, list(states), updates, results, main)
+
+
 def lower_entry(
     entry: StepEntry, *, kernels: bool, portable: Portable | None = None, updates: Collection[str] = ()
 ) -> StepGraph:
-    """Lower an entry to its step graph; the entry is changed and must not be used again.
-
-    Args:
-        entry: The entry.
-        kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
-        portable: The provider that the graph is for, where it is not the CPU.
-        updates: Optimizers that this provider has kernels for.
-    """
+    """Lower an entry to its step graph; the entry is changed and must not be used again."""
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates | entry.notified_only)
     lower_graph(entry.model, kernels=kernels, portable=portable, updates=updates)

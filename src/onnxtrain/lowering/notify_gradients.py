@@ -11,6 +11,7 @@ from onnxtrain.autodiff.fused import VERSION
 from onnxtrain.graph.clone import ancestors, producers
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, take_over
+from onnxtrain.graph.value import made_by
 
 LISTENER = "onnxtrain/gradients_ready"
 """Name of the input with the address of the function to call, 0 for none."""
@@ -71,8 +72,8 @@ def _put_in_order(graph: ir.Graph, announcing: Sequence[ir.Node]) -> None:
 
 def _without_copy(graph: ir.Graph, output: ir.Value) -> ir.Value:
     """Return the value that an output copies, renamed to replace it, unless it is an output or input itself."""
-    node = output.producer()
-    if node is None or node.op_type != "Identity" or node.domain:
+    node = made_by(output, "Identity")
+    if node is None:
         return output
     (source,) = node.inputs
     if source is None or source.producer() is None or source.is_graph_output():

@@ -14,6 +14,7 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.graph.layers import orientation
 
 _CLASSIFIER_ENDINGS = ("NONE", "LOGISTIC", "SOFTMAX")
 """Post transforms that standard operators can express."""
@@ -188,7 +189,7 @@ class _StandardNodes:
         shape = self._constant("shape", np.array([-1, columns]))
         x = self._add("Reshape", self._floats(), shape)
         shift = self._weights.get("intercepts") or self._constant("shift", np.zeros(rows, np.float32))
-        return self._add("Gemm", x, coefficients, shift, output=output, transB=1)
+        return self._add("Gemm", x, coefficients, shift, output=output, **orientation())
 
     def _floats(self) -> str:
         return self._add("Cast", self._node.input[0], to=TensorProto.FLOAT)

@@ -7,7 +7,7 @@ decides which axes are which:
 |---|---|
 | MatMul, second operand; Attention | [..., inputs, outputs] |
 | MatMul, first operand | [..., outputs, inputs] |
-| Gemm, second operand | [inputs, outputs], with transB [outputs, inputs] |
+| Gemm, second operand | [inputs, outputs], or [outputs, inputs] where the node transposes it |
 | Conv, DeformConv | [outputs, inputs, kernel...] |
 | ConvTranspose | [inputs, outputs, kernel...] |
 | RNN, GRU, LSTM; MoE | [..., outputs, inputs] |
@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.layers import Axes, constant_values, follows, form_of, moved
+from onnxtrain.graph.layers import Axes, constant_values, follows, form_of, moved, reads_transposed
 from onnxtrain.graph.value import dimensions
 from onnxtrain.parameters.readers import Reader, is_linear, is_lookup
 
@@ -180,8 +180,7 @@ def _roles(node: ir.Node, index: int, rank: int) -> str | None:
         axis = node.attributes["axis"].as_int() % rank if "axis" in node.attributes else 0
         return "".join("i" if position == axis else "o" for position in range(rank))
     outputs_last = index == 1 and operator not in _STACKED
-    letter = "transA" if index == 0 else "transB"
-    if letter in node.attributes and node.attributes[letter].as_int():
+    if index < 2 and reads_transposed(node, index):
         outputs_last = not outputs_last
     return "n" * (rank - 2) + ("io" if outputs_last else "oi")
 

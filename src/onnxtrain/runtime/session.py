@@ -13,9 +13,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.lowering.lower import lower_entry
-from onnxtrain.lowering.merge_algorithm import merge_algorithm
-from onnxtrain.lowering.portable.provider_bodies import Portable
+from onnxtrain.lowering.lower import lower_entry, merge_algorithm
+from onnxtrain.lowering.portable import Portable
 from onnxtrain.lowering.training_info.build import fill_states
 from onnxtrain.lowering.training_info.check import check_training_model
 from onnxtrain.lowering.training_info.read import bindings, read_training_model, state_tensors

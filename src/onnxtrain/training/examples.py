@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxtrain.errors import OptionError
 from onnxtrain.errors._internal import public_names
 from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.layers import orientation
 
 __all__ = [
     "digits_cnn",
@@ -383,7 +384,7 @@ class _Graph:
         """Gemm with a weight [fan_out, fan_in], as PyTorch stores it."""
         deviation = math.sqrt(2 / (fan_in + fan_out) if glorot else 2 / fan_in)
         weight = self.weight(f"{name}.weight", (fan_out, fan_in), deviation)
-        return self.node("Gemm", value, weight, self.bias(f"{name}.bias", fan_out), transB=1)
+        return self.node("Gemm", value, weight, self.bias(f"{name}.bias", fan_out), **orientation())
 
     def project(self, name: str, value: str, fan_in: int, fan_out: int) -> str:
         """MatMul and Add over the last axis, with a weight [fan_in, fan_out]."""

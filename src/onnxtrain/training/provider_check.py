@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from onnxtrain.data import TensorSpec
 from onnxtrain.errors import DataError, OnnxTrainError, StepError
 from onnxtrain.lowering.lower import lower
-from onnxtrain.lowering.portable.fix_dimensions import fix_dimensions
+from onnxtrain.lowering.portable import fix_dimensions
 from onnxtrain.lowering.training_info.read import state_tensors
 from onnxtrain.runtime.options import CPU, Provider, RuntimeOptions, name_of
 from onnxtrain.runtime.step import create_session

@@ -35,7 +35,7 @@ def linear_rule(node: Node, dy: Value) -> Gradients:
     """y = x w + b: dx = dy wᵀ, dw = xᵀ dy and db = dy, both summed over all rows; with ``transB`` w stands for wᵀ.
 
     With an activation dy is multiplied by its derivative first. Where x is the output of a Relu, one node gives all
-    gradients; the gradient of that Relu can be fused into it (:mod:`onnxtrain.lowering.fuse.fuse_relu`).
+    gradients; the gradient of that Relu can be fused into it (:mod:`onnxtrain.lowering.rules.linear`).
     """
     op, x, w, b = node.op, node.x, node.input_required(1), node.input(2)
     transposed = int(node.attribute("transB", 0))

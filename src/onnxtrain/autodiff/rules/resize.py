@@ -80,15 +80,18 @@ def resize_by_matrices(node: Node) -> Sequence[Value]:
     return [op.Transpose(rows, perm=[1, 0]) @ (node.x @ columns)]
 
 
+def resizes_last_axes(node: Node) -> bool:
+    """Return whether exactly the last two axes are resized."""
+    rank = node.x.rank
+    return rank is not None and rank > 1 and sorted(axis.axis for axis in _resized_axes(node)) == [rank - 2, rank - 1]
+
+
 def resize_matrices(node: Node) -> tuple[Value, Value] | None:
     """Return the matrices [size of x, size of y] of the last two axes, where exactly these are resized; or ``None``."""
-    rank = node.x.rank
-    if rank is None:
+    if not resizes_last_axes(node):
         return None
-    axes = {axis.axis: axis for axis in _resized_axes(node)}
-    if rank < 2 or sorted(axes) != [rank - 2, rank - 1]:
-        return None
-    return _matrix(node, axes[rank - 2]), _matrix(node, axes[rank - 1])
+    first, second = sorted(_resized_axes(node), key=lambda axis: axis.axis)
+    return _matrix(node, first), _matrix(node, second)
 
 
 def _resized_axes(node: Node) -> list[_Axis]:

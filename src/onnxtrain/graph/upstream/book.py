@@ -102,7 +102,7 @@ BOOK: tuple[Workaround, ...] = (
         "are a multiple of three but not of four (issue 29651), and groups whose filters are a multiple of four in "
         "all but not in each group.",
         "Step graphs for WebGPU have one filter more in such nodes, or a node for each group.",
-        ("lowering/portable/webgpu_convolutions.py",),
+        ("lowering/portable.py", "lowering/rules/convolutions.py"),
     ),
     Workaround(
         "statistics on WebGPU",
@@ -110,7 +110,7 @@ BOOK: tuple[Workaround, ...] = (
         _WEB,
         "The WebGPU provider claims BatchNormalization in training mode, and fails when it runs.",
         "Step graphs for WebGPU have it in other operators.",
-        ("lowering/portable/write_batch_norm.py",),
+        ("lowering/rules/batch_norm.py",),
     ),
     Workaround(
         "statistics on CUDA",
@@ -119,7 +119,7 @@ BOOK: tuple[Workaround, ...] = (
         "The CUDA provider claims BatchNormalization in training mode, and refuses it from operator set 14 on when the "
         "session opens.",
         "Steps on CUDA have it in other operators.",
-        ("lowering/portable/write_batch_norm.py",),
+        ("lowering/rules/batch_norm.py",),
     ),
     Workaround(
         "indices on WebGPU",
@@ -127,7 +127,7 @@ BOOK: tuple[Workaround, ...] = (
         _WEB,
         "The WebGPU provider claims MaxPool with the output Indices, and fails when it runs.",
         "Step graphs for WebGPU recompute the maxima where sizes are known, and are refused elsewhere.",
-        ("lowering/portable/target_webgpu.py", "lowering/portable/provider_bodies.py"),
+        ("lowering/portable.py",),
     ),
     Workaround(
         "transposed padding",
@@ -143,7 +143,7 @@ BOOK: tuple[Workaround, ...] = (
         ("1.32.0", "1.32.0"),
         "The optimizer PadFusion fuses a Pad with the Conv that reads it as its weight; the session fails.",
         "The fill value of such a Pad is computed, which the optimizer does not fuse.",
-        ("lowering/portable/shield_padded_weights.py",),
+        ("lowering/rules/convolutions.py",),
     ),
     Workaround(
         "races of ScatterND",
@@ -187,8 +187,8 @@ BOOK: tuple[Workaround, ...] = (
             "autodiff/rules/elementwise.py",
             "autodiff/rules/fused_recurrent.py",
             "autodiff/rules/matmul_nbits.py",
-            "lowering/fuse/fuse_gather.py",
-            "lowering/kernels/use_mask_kernels.py",
+            "lowering/rules/rows.py",
+            "lowering/rules/linear.py",
         ),
         gone="1.32.0",
     ),
@@ -223,7 +223,7 @@ BOOK: tuple[Workaround, ...] = (
         "LSTM, GRU and RNN take 0 for an alpha or beta of Affine, ScaledTanh and ThresholdedRelu that the model leaves "
         "out; the defaults are 1, and 0 for the beta of Affine.",
         "Lists of alpha and beta are written out in full.",
-        ("lowering/portable/write_activation_defaults.py",),
+        ("lowering/rules/recurrent.py",),
     ),
     Workaround(
         "versions of libraries",

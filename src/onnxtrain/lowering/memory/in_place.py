@@ -59,10 +59,6 @@ def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[st
     second buffer.
 
     Requires: the final graph, which no later pass changes. Ensures: it is unchanged.
-
-    Args:
-        graph: The step graph, topologically sorted.
-        states: Input names to output names (``None``: never written).
     """
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
@@ -94,19 +90,12 @@ def _is_safe(value: ir.Value, new: ir.Value, readers: Readers, ancestors: Ancest
 
 
 class Reading(NamedTuple):
-    """One node that reads a value, perhaps through others.
-
-    Attributes:
-        node: The node.
-        operand: The input that it reads.
-        as_it_is: True if the operand has the elements of the value in the same order.
-        results: Graph outputs that it computes and that need not be stored apart from the value.
-    """
+    """One node that reads a value, perhaps through others."""
 
     node: ir.Node
-    operand: ir.Value
-    as_it_is: bool
-    results: tuple[ir.Value, ...]
+    operand: ir.Value  # the input that it reads
+    as_it_is: bool  # true if the operand has the elements of the value in the same order
+    results: tuple[ir.Value, ...]  # graph outputs that it computes and that need not be stored apart from the value
 
 
 class _Writer:

@@ -15,7 +15,8 @@ exporter fuses it with the norm behind it, the layer would keep both terms.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -29,7 +30,16 @@ from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.patterns import matches, no_match
 from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.value import is_float
-from onnxtrain.lowering.memory.number_layers import LAYERS
+from onnxtrain.operators.call_text import read_literal
+
+LAYERS = "layers"
+"""The pattern of ``recompute`` that recomputes each numbered layer separately."""
+
+_LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
+"""A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""Metadata in which PyTorch's exporter lists the modules around a node, which it names ``node_linear_4``."""
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
 """Operators whose second result may differ, or that communicate between processes."""
@@ -47,15 +57,53 @@ SHAPES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read no element of their input."""
 
 
+def number_layers(graph: ir.Graph, patterns: Sequence[str]) -> dict[str, str]:
+    """Return the layer of each value that a node of a numbered layer computes, by the names of both.
+
+    Later passes fuse nodes, and give the result of the new one the name of the old.
+
+    Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged.
+    """
+    if LAYERS not in patterns:
+        return {}
+    found = {node: name for node in graph if (name := _layer_of(node))}
+    full = _full_names(set(found.values()))
+    return {value.name: full[name] for node, name in found.items() for value in node.outputs if value.name}
+
+
+def _layer_of(node: ir.Node) -> str:
+    """Return the dotted path of the layer that a node is in; "" if it is in none."""
+    for name in (node.name or "", *_scopes(node)):
+        match = re.search(_LAYER, name)
+        if match is not None:
+            return name[: match.end()].replace("/", ".").strip(".")
+    return ""
+
+
+def _scopes(node: ir.Node) -> Iterator[str]:
+    text = node.metadata_props.get(_SCOPES, "")
+    try:
+        scopes = read_literal(text) if text else ()
+    except ValueError:  # another tool's text
+        return
+    if isinstance(scopes, (list, tuple)):
+        yield from (scope for scope in scopes if isinstance(scope, str))
+
+
+def _full_names(names: set[str]) -> dict[str, str]:
+    """Map the names of layers to the longest that ends in them: adapters are named by weights, others by modules."""
+    ordered = sorted(names, key=len, reverse=True)
+    full: dict[str, str] = {}
+    for name in ordered:
+        longer = [other for other in full if other.endswith("." + name) and full[other] == other]
+        full[name] = longer[0] if len(longer) == 1 else name
+    return full
+
+
 def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str, str]) -> None:
     """Refuse patterns that match no node name.
 
     Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged; each pattern matches a name.
-
-    Args:
-        graph: The main graph.
-        patterns: Glob patterns of names of nodes, or "layers".
-        layers: The numbered layers (:mod:`onnxtrain.lowering.memory.number_layers`).
 
     Raises:
         GradientError: A pattern matches no name.
@@ -81,13 +129,6 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str], laye
     floating (shapes, indices) and nodes that draw random numbers are not recomputed. Requires: a sorted graph without
     dead nodes.
     Ensures: the same, and every output equal bit by bit.
-
-    Args:
-        graph: The main graph.
-        backward: The nodes that carry gradients; those no longer in the graph are passed over.
-        patterns: Glob patterns of names of nodes, checked before. If a node that a pattern names is fused by now,
-            nothing is left to recompute: the fused node keeps none of its values.
-        layers: The layers of values (:mod:`onnxtrain.lowering.memory.number_layers`), for the pattern "layers".
     """
     if not patterns:
         return
@@ -198,21 +239,13 @@ def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.
 
 
 class _Segment(NamedTuple):
-    """Nodes that are recomputed together.
-
-    Attributes:
-        graph: The graph.
-        nodes: The nodes in order.
-        backward: The gradient nodes in order.
-        order: Indices of all nodes in the graph.
-        kept: Results of the segment that are kept, as others read them.
-    """
+    """Nodes that are recomputed together."""
 
     graph: ir.Graph
-    nodes: Sequence[ir.Node]
-    backward: Sequence[ir.Node]
-    order: dict[ir.Node, int]
-    kept: Collection[ir.Value]
+    nodes: Sequence[ir.Node]  # in order
+    backward: Sequence[ir.Node]  # the gradient nodes, in order
+    order: dict[ir.Node, int]  # indices of all nodes in the graph
+    kept: Collection[ir.Value]  # results of the segment that are kept, as others read them
 
     def trigger(self, late: Collection[ir.Node]) -> ir.Value | None:
         """Return the gradient that starts the recomputation once it is computed; ``None`` if no gradient node needs it.

@@ -29,7 +29,7 @@ def rematerialize_dequantized(graph: ir.Graph) -> None:
     these nodes, which need nothing but weights, ahead of all others; so their scales wait for the other input of the
     reader: zero times its number of elements is added to them.
 
-    An update that reads a weight keeps the node as it is: :mod:`onnxtrain.lowering.fuse.fuse_updates` fuses the two.
+    An update that reads a weight keeps the node as it is: :mod:`onnxtrain.lowering.updates` fuses the two.
 
     Requires: a sorted graph whose trainable parameters are inputs. Ensures: a sorted graph that computes the same.
     """

@@ -19,7 +19,7 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import set_inputs
-from onnxtrain.graph.value import constant_number, dimensions
+from onnxtrain.graph.value import constant_number, dimensions, made_by
 from onnxtrain.lowering.memory.recompute import COPY, SHAPES_ONLY
 
 _VIEWS = frozenset({"Flatten", "Reshape"})
@@ -39,17 +39,11 @@ _NORMS = {
 
 
 class _Read(NamedTuple):
-    """A gradient node that reads y, or what cheap forward nodes compute from y.
-
-    Attributes:
-        reader: The gradient node.
-        value: The value that it reads.
-        nodes: The forward nodes from y to the value.
-    """
+    """A gradient node that reads y, or what cheap forward nodes compute from y."""
 
     reader: ir.Node
-    value: ir.Value
-    nodes: tuple[ir.Node, ...]
+    value: ir.Value  # what it reads
+    nodes: tuple[ir.Node, ...]  # the forward nodes from y to the value
 
 
 def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
@@ -59,10 +53,6 @@ def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
     recomputed: it is not kept, and waiting for the gradient would keep others.
 
     Requires: a sorted graph whose fused operators are those that kernels run. Ensures: a sorted graph.
-
-    Args:
-        graph: The main graph.
-        backward: The nodes that carry gradients; those no longer in the graph are passed over.
     """
     carrying = {node for node in backward.nodes if node.graph is graph}
     changed = False
@@ -142,8 +132,8 @@ def _is_silu(node: ir.Node, x: ir.Value | None) -> bool:
     if node.op_identifier() != ("", "Mul", "") or x not in node.inputs:
         return False
     other = node.inputs[1] if node.inputs[0] is x else node.inputs[0]
-    source = None if other is None else other.producer()
-    return source is not None and source.op_identifier() == ("", "Sigmoid", "") and source.inputs[0] is x
+    source = made_by(other, "Sigmoid")
+    return source is not None and source.inputs[0] is x
 
 
 def _given(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from onnxtrain.errors import OptionError
 from onnxtrain.errors._internal import ignored_warnings
 from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.graph.layers import orientation
 from onnxtrain.plugins.sparse.layers import ELEMENTWISE, Layer, LayerSearch, Shape, attributes, remove_unread, unused
 from onnxtrain.plugins.structures.shrink import ShrinkWarning, shrink
 
@@ -172,7 +173,7 @@ class _Units:
             ]
         else:
             given: dict[str, Any] = {key: value for key, value in layer.windows.items() if key != "weight_shape"}
-            given = given or {"transB": 1}
+            given = given or orientation()
             made = [helper.make_node(first.op_type, [layer.x, weight, bias], [end], name=first.name, **given)]
         gone = {node.output[0] for node in taken}
         nodes: list[onnx.NodeProto] = []

@@ -11,6 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.graph.layers import form_of
 
 Shape = tuple[int | str | None, ...]
 """Sizes and symbols of a value's axes; ``None`` for one that is unknown."""
@@ -127,10 +128,10 @@ class LayerSearch:
 
     def _gemm(self, node: onnx.NodeProto) -> Layer | None:
         given = attributes(node)
-        weight = self._matrix(node.input[1], 2)
-        if weight is None or given.get("transA"):
+        weight, form = self._matrix(node.input[1], 2), form_of("Gemm", given)
+        if weight is None or form is None:
             return None
-        matrix = np.float32(given.get("alpha", 1.0)) * (weight if given.get("transB") else weight.T)
+        matrix = np.float32(given.get("alpha", 1.0)) * np.moveaxis(weight, form.outputs, 0)
         bias = np.zeros(len(matrix), np.float32)
         if len(node.input) > 2 and node.input[2]:
             constant = self._row(node.input[2], len(matrix))

@@ -1,1 +1,0 @@
-"""Passes that turn several nodes into one."""

@@ -1,1 +1,0 @@
-"""Passes that choose native kernels."""

@@ -1,1 +1,0 @@
-"""Passes for graphs that any runtime runs."""

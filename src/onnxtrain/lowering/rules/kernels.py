@@ -1,0 +1,311 @@
+"""Operators with native kernels: which nodes get them, and which are written in standard operators.
+
+Only in working copies for sessions that load the native kernels: a step graph for any runtime has standard operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.expand import expand_registered
+from onnxtrain.autodiff.fused import KERNEL_TYPES, VERSION, emit, find_fused, has_kernel
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import find_registered_body
+from onnxtrain.autodiff.rules.fused_attention import ATTENTION, ATTENTION_GRADIENT, PACKED, PACKED_GRADIENT
+from onnxtrain.autodiff.rules.fused_batch_norm import normalizes_batches
+from onnxtrain.autodiff.rules.matmul_nbits import GRADIENT, PRODUCT, PackedWeight, multiplied
+from onnxtrain.autodiff.rules.resize import RESIZE, resize_matrices, resizes_last_axes
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import all_nodes, subgraphs
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.value import dimensions
+from onnxtrain.lowering.patterns import Match, operators
+from onnxtrain.lowering.portable import Portable, body_for
+from onnxtrain.lowering.rewrite import Rewrite, Rule
+from onnxtrain.lowering.rules.convolutions import convolution, emit_transposed, transposed_convolution
+
+LEAST_CLASSES = 4096
+"""With fewer classes, logits are small compared to the layers' activations, and a weighted loss is not split."""
+
+LEAST_INNER = 16
+"""Elements of the axes behind that of LogSoftmax: as many are computed together. ONNX Runtime transposes twice."""
+
+
+def _ours(operator: str, guard: Callable[[Match], Sequence[ir.Attr] | str]) -> Rule:
+    """Replace a standard operator by that of the same name of the domain ``onnxtrain``, with some attributes."""
+
+    def change(op: Builder, match: Match) -> None:
+        (node,) = match.nodes
+        node.domain, node.version = ONNXTRAIN_DOMAIN, None
+        node.attributes.clear()
+        node.attributes.update({attribute.name: attribute for attribute in match.found})
+        op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
+
+    return Rule(operators(operator, operator), change, guard)
+
+
+# ONNX Runtime has no kernel for SoftmaxCrossEntropyLoss. It inlines the operator's body when a session is created,
+# optimizes the whole graph again, and removes two transpositions: a quarter of the creation time for a step graph of
+# 5,000 nodes. The body also holds two arrays of the logits' size while it runs: 206 MB each for a language model with
+# 50,257 tokens and a batch of 8 x 128. The nodes emitted here have bit-identical results for logits [rows, classes].
+
+
+def _splittable(match: Match) -> str | None:
+    (node,) = match.nodes
+    x = node.inputs[0]
+    if x is None or x.dtype not in KERNEL_TYPES or x.shape is None or len(x.shape) < 2:
+        return "its logits have no kernel"
+    classes, plain = x.shape[1], len(node.inputs) == 2 and "ignore_index" not in node.attributes
+    large = len(x.shape) > 2 or (isinstance(classes, int) and classes >= LEAST_CLASSES)
+    return None if plain or large else "it is weighted, over few classes"
+
+
+def _emit_loss(op: Builder, match: Match) -> Sequence[Value]:
+    """Write the loss as LogSoftmax and a selection of the labels' terms, which is the standard's definition."""
+    (node,) = match.nodes
+    x, labels, *weights = [op.wrap(value) for value in node.inputs if value is not None]
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    log_probability = op.LogSoftmax(x, axis=1)
+    log_probability.ir.type, log_probability.ir.shape = x.ir.type, x.ir.shape
+    for output in node.outputs:
+        output.type = x.ir.type
+    if len(node.outputs) > 1:
+        node.outputs[1].shape = x.ir.shape
+    if weights or "ignore_index" in attributes:
+        loss = op.NegativeLogLikelihoodLoss(log_probability, labels, *weights, **attributes)
+    else:
+        terms = op.Squeeze(op.Neg(op.GatherElements(log_probability, op.Unsqueeze(labels, [1]), axis=1)), [1])
+        reduction = attributes.get("reduction", "mean")
+        reduce = {"mean": op.ReduceMean, "sum": op.ReduceSum}.get(reduction)
+        loss = terms if reduce is None else reduce(terms, keepdims=0)
+    return [loss, log_probability]
+
+
+def _normalizes(match: Match) -> Sequence[ir.Attr] | str:
+    """The kernel sums in float64, and any number of threads gives the same bits."""
+    (node,) = match.nodes
+    kept = [attribute for name, attribute in node.attributes.items() if name != "training_mode"]
+    return kept if normalizes_batches(node) else "ONNX Runtime computes it with given statistics"
+
+
+def _mixes_neighbours(match: Match) -> str | None:
+    """Bilinear or bicubic Resize of the last two axes is the operator that also is its gradient."""
+    (node,) = match.nodes
+    attributes, x = node.attributes, node.inputs[0]
+    if match.context.main.opset < 18:
+        return "it has no gradient before opset 18"
+    if x is None or x.dtype not in KERNEL_TYPES or attributes.get_string("mode", "nearest") not in ("linear", "cubic"):
+        return "it copies elements, which ONNX Runtime does as fast"
+    if attributes.get_string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        return "it reads values from outside"
+    sizes = [dimensions(value) or () for value in (x, match.y)]
+    if any(len(each) < 3 or not all(isinstance(size, int) and size > 0 for size in each[-2:]) for each in sizes):
+        return "its sizes are not static"
+    return None if resizes_last_axes(Node(node, match.context.main)) else "it resizes other axes"
+
+
+def _emit_resize(op: Builder, match: Match) -> Value:
+    """Multiply by a matrix an axis; ONNX Runtime computes both when it loads the graph, by its own Resize."""
+    view = Node(match.nodes[0], op)
+    matrices = resize_matrices(view)
+    assert matrices is not None
+    return emit(op, RESIZE, view.x, *matrices, like=[view.y])[0]
+
+
+def _has_inner_axes(match: Match) -> Sequence[ir.Attr] | str:
+    """LogSoftmax along an axis that has others behind it: the classes of every pixel, as in segmentation."""
+    (node,) = match.nodes
+    x = node.inputs[0]
+    shape = None if x is None or x.dtype not in KERNEL_TYPES else dimensions(x)
+    inner = shape[node.attributes.get_int("axis", -1) % len(shape) + 1 :] if shape else (None,)
+    sizes = [size for size in inner if isinstance(size, int)]
+    fits = len(sizes) == len(inner) and math.prod(sizes) >= LEAST_INNER
+    return list(node.attributes.values()) if fits else "few elements are behind its axis"
+
+
+def _packed_weight(match: Match) -> PackedWeight | str:
+    """ONNX Runtime repacks low-bit weights, and so holds them twice, or dequantizes a whole one for a matmul."""
+    (node,) = match.nodes
+    if node.attributes.get_int("accuracy_level", 0) not in (0, 1):
+        return "it computes with fewer bits than float"
+    if len(node.inputs) > 4 and node.inputs[4] is not None:
+        return "its columns are grouped by index"
+    if any(value is None or value.dtype not in KERNEL_TYPES for value in (node.inputs[0], node.inputs[2])):
+        return "it is in half precision"
+    try:
+        size = PackedWeight.of(node)
+    except GradientError as error:
+        return str(error)
+    return size if size.block & (size.block - 1) == 0 else "its blocks are no power of two"
+
+
+def _emit_packed(op: Builder, match: Match) -> Value:
+    """Emit y = x wᵀ + bias of the domain ``onnxtrain``."""
+    given = [None if value is None else op.wrap(value) for value in (*match.nodes[0].inputs, *(None,) * 6)[:6]]
+    x, packed, scales, zeros, _, bias = given
+    assert x is not None
+    assert packed is not None
+    assert scales is not None
+    matmul = multiplied(PRODUCT, x, match.found, packed, scales, zeros)
+    return matmul if bias is None else matmul + bias
+
+
+KERNELS = (
+    Rule(operators("cross-entropy", "SoftmaxCrossEntropyLoss"), _emit_loss, _splittable),
+    Rule(operators("transposed convolution", "ConvTranspose"), emit_transposed, transposed_convolution),
+    _ours("Conv", convolution),
+    _ours("BatchNormalization", _normalizes),
+    Rule(operators("resize", "Resize"), _emit_resize, _mixes_neighbours),
+    _ours("LogSoftmax", _has_inner_axes),
+    Rule(
+        operators("low-bit linear layer", "MatMulNBits", domain=MICROSOFT_DOMAIN),
+        _emit_packed,
+        _packed_weight,
+        everywhere=True,
+    ),
+)
+"""The operators of others that this project's kernels compute, in order: the loss gives a LogSoftmax."""
+
+use_kernels = Rewrite(*KERNELS)
+"""Run nodes on this project's own kernels, where these are faster than ONNX Runtime's."""
+
+
+def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portable: Portable | None = None) -> None:
+    """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
+
+    Requires: a graph whose inputs have types. Ensures: the nodes of a body are where their node was; their readers have
+    types. ONNX infers no types for ONNX Runtime's own operators.
+    """
+    kept, renamed = False, dict[ir.Value, ir.Value]()
+    emitted = set(backward.nodes)
+    opset = model.graph.opset_imports.get("", 1)
+    main = Builder(model.graph, opset)
+    graphs = [model.graph, *model.graph.subgraphs()]
+    for graph in graphs:
+        nodes = list(graph)
+        for node in nodes:
+            if find_fused(node) is None:
+                if any(output.dtype is None for output in node.outputs):  # it reads the output of a runtime's operator
+                    infer_outputs(node)
+                continue
+            if kernels and has_kernel(node):
+                kept = kept or node.domain == ONNXTRAIN_DOMAIN
+                continue
+            assert isinstance(graph, ir.Graph)
+            body = body_for(portable, node.op_type) or find_registered_body(node.op_type, node.domain)
+            assert body is not None
+            op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
+            try:
+                written = expand_registered(node, body, op, renamed)
+            except GradientError:
+                if node.domain == ONNXTRAIN_DOMAIN or node in emitted:
+                    raise
+                graph.remove(op.emitted, safe=True)  # the model's own node, which the body does not cover: it stays
+                continue
+            nodes += [made for made in written if find_fused(made) is not None]
+            for inner in [inner for made in written for inner in subgraphs(made)]:
+                graphs += [inner, *inner.subgraphs()]
+            if node in emitted:  # other nodes belong to the model, or to the body of an emitted node
+                backward.nodes += written
+    backward.arriving = {renamed.get(value, value) for value in backward.arriving}
+    others = any(node.domain == ONNXTRAIN_DOMAIN for node in all_nodes(model.graph))
+    if not kept and not others:
+        model.graph.opset_imports.pop(ONNXTRAIN_DOMAIN, None)
+
+
+LEAST = 64
+"""Least rows and columns of a weight that are worth the rounding: narrower ones, as in adapters, stay exact. Also the
+least terms of the sums of a convolution."""
+
+CONVOLUTIONS = ("Conv", "ConvInputGradient", "ConvWeightGradient")
+
+LEAST_ROWS = 16
+"""Least channels of the result of a convolution, or of its gradient by x, in bfloat16: a tile's rows."""
+
+LEAST_OUTPUTS = 32
+"""Least outputs of a convolution whose weight gradient is in bfloat16: a patch is arranged once for all of them."""
+
+LONG_ROW = 28
+"""Positions of a row of an image; shorter rows take longer to arrange: weight gradients need twice the outputs."""
+
+TINY_ROW = 7
+"""Positions of a row, below which convolutions of one kernel element, which read each element once, stay exact."""
+
+
+def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
+    """Let matmuls round their operands to bfloat16 and accumulate in float, forward and backward, in place.
+
+    Linear layers, convolutions and attention of the domain ``onnxtrain`` get the attribute ``compute``. Narrow or
+    unknown weights, convolutions of several groups or few channels, and float64 stay. Everything else (softmax, norms,
+    losses, updates) is never rounded.
+
+    Requires: types, and the shapes of weights. Ensures: a sorted graph.
+    """
+    if not wanted:
+        return
+    for node in all_nodes(model.graph):
+        if node.domain == ONNXTRAIN_DOMAIN and _is_worth_it(node):
+            node.attributes["compute"] = ir.AttrString("compute", "bfloat16")
+
+
+def _is_worth_it(node: ir.Node) -> bool:
+    """Return whether a node in float is attention, or a layer whose weight is large enough."""
+    x = node.inputs[0]
+    is_float = x is not None and x.dtype == ir.DataType.FLOAT
+    if node.op_type in (ATTENTION, ATTENTION_GRADIENT, PACKED, PACKED_GRADIENT):
+        return is_float
+    if node.op_type in CONVOLUTIONS:
+        return is_float and _gains(node)
+    if node.op_type in (PRODUCT, GRADIENT):
+        sizes: list[object] = [node.attributes[name].as_int() for name in ("K", "N")]
+    elif node.op_type in ("Linear", "LinearGradient"):
+        sizes = list(_sizes(node.inputs[1]))
+    elif node.op_type == "LinearWeightGradient":
+        sizes = [size for value in node.inputs[:2] for size in _sizes(value)[-1:]]
+    else:
+        return False
+    return is_float and len(sizes) == 2 and all(isinstance(size, int) and size >= LEAST for size in sizes)
+
+
+def _gains(node: ir.Node) -> bool:
+    """Return whether a convolution is faster in bfloat16: of one group, with long sums, and many rows of a matmul.
+
+    CPU time over that of float32, Intel Xeon with AMX, one thread (``benchmarks/convolutions.py`` has more layers):
+
+        layer                               y     dx     dw
+        8 x 64 x 56 x 56, 3 x 3, 64       0.29   0.41   0.46
+        8 x 512 x 7 x 7, 3 x 3, 512       0.30   0.43   0.28
+        8 x 64 x 56 x 56, 1 x 1, 256      0.61   0.73   0.69
+        8 x 24 x 28 x 28, 3 x 3, 24       0.58   0.55   0.68, in float32
+        32 x 64 x 7 x 7, 3 x 3, 64        0.57   0.49   0.65
+        32 x 32 x 7 x 7, 3 x 3, 32        0.60   0.59   0.96, in float32
+        8 x 24 x 56 x 56, 1 x 1, 144      1.10   0.89   0.76; y in float32
+        8 x 96 x 28 x 28, 1 x 1, 24       0.81   1.19   0.85; dx and dw in float32
+        32 x 64 x 4 x 4, 1 x 1, 64        1.17   1.26   1.32, all in float32
+    """
+    kernel, group = node.attributes["kernel_shape"].as_ints(), node.attributes["group"].as_int()
+    of_weight = node.op_type == "ConvWeightGradient"
+    images = [_sizes(value) for value in node.inputs[: 2 if of_weight else 1]]
+    widths = [sizes[-1] for sizes in images if sizes and isinstance(sizes[-1], int)]
+    if group != 1 or (math.prod(kernel) == 1 and min(widths, default=TINY_ROW) < TINY_ROW):
+        return False
+    if of_weight:
+        outputs = images[0][1] if images[0] else None
+        least = LEAST_OUTPUTS if min(widths, default=LONG_ROW) >= LONG_ROW else 2 * LEAST_OUTPUTS
+        return isinstance(outputs, int) and outputs >= least
+    rows, channels = (_sizes(node.inputs[1]) or (None, None))[:2]
+    if node.op_type == "ConvInputGradient":
+        rows, channels = channels, rows
+    if not isinstance(rows, int) or not isinstance(channels, int):
+        return False
+    return rows >= LEAST_ROWS and channels * math.prod(kernel) >= LEAST
+
+
+def _sizes(value: ir.Value | None) -> tuple[object, ...]:
+    return () if value is None else dimensions(value) or ()
