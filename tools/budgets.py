@@ -2,8 +2,8 @@
 
     python tools/budgets.py
 
-prints the parts that are above their budget. What enters a part names what leaves it. To raise a budget, write a line into
-the changelog with the reason.
+prints the parts that are above their budget. What enters a part names what leaves it. To raise a budget, write a line
+into the changelog with the reason.
 """
 
 from __future__ import annotations

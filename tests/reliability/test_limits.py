@@ -70,7 +70,7 @@ def test_few_descriptors(limit, folder):
 def test_files_that_may_not_grow(limit, folder):
     line = (*FIT, "--checkpoint", "kept", "--history", "rows.json", "--output", "out.onnx")
     result = run(folder, resource.RLIMIT_FSIZE, limit, *line)
-    size = (folder / "model.onnx").stat().st_size  # a checkpoint is larger: where it cannot be written, the model still is
+    size = (folder / "model.onnx").stat().st_size  # checkpoints are larger: where these fail, the model is written
     assert result.returncode == (2 if limit < size else 0)
     ended_well_or_with_a_sentence(folder, result, "out.onnx")
 
