@@ -80,6 +80,24 @@ def summed_with(reader: Reader) -> ir.Node | None:
     return None if other is None else other.producer()
 
 
+def is_weight(value: ir.Value | None) -> bool:
+    """Return whether a value is a (rearranged) initializer."""
+    source = behind(value, REARRANGING)
+    return source is not None and source.is_initializer()
+
+
+def is_bias(reader: Reader) -> bool:
+    """Return whether a value is added to the result of a linear layer, not to a matmul of two activations."""
+    layer = summed_with(reader)
+    return layer is not None and (layer.domain, layer.op_type) in LINEAR and any(map(is_weight, layer.inputs))
+
+
+def is_operand_of_weight(reader: Reader) -> bool:
+    """Return whether the input is the data of a linear operator: its left operand, next to an initializer."""
+    node, index = reader
+    return index == 0 and is_linear(reader) and node.op_type != "Einsum" and is_weight(node.inputs[1])
+
+
 def read_through_identity(value: ir.Value) -> list[Reader]:
     """Return the readers of the elements of a value, directly or after Identity nodes.
 

@@ -11,7 +11,7 @@ from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.parameters.program import is_declared_parameter
+from onnxtrain.parameters.exporters.pytorch import is_declared_parameter
 from onnxtrain.parameters.readers import SHAPE_ONLY
 from onnxtrain.parameters.stored import as_stored
 from onnxtrain.parameters.ties import Copy, Rows

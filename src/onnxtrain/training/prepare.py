@@ -31,9 +31,9 @@ from onnxtrain.losses.heads import (
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.losses.probabilities import find_scores
 from onnxtrain.lowering.training_info.recipe import Names, free_names
+from onnxtrain.parameters.exporters.pytorch import forget_traces
 from onnxtrain.parameters.groups import group_hints, merged_hints
 from onnxtrain.parameters.masks import KEEP, check_masks, zero_masks, zeros_to_keep
-from onnxtrain.parameters.names import forget_traces
 from onnxtrain.parameters.repeated import declared_learned, find_repeated, train_as_one
 from onnxtrain.parameters.ties import Copy, choose_copies, compute_copies, find_copies, value_reader
 from onnxtrain.parameters.trainable import Initializer, parameter_table

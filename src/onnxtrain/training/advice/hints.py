@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections import Counter
@@ -15,29 +14,31 @@ import onnx_ir as ir
 from onnxtrain.errors import TrainingHint
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.upstream.sessions import mixed_two_bits
-from onnxtrain.parameters.buffers import BY_VALUES, is_weight
-from onnxtrain.parameters.names import (
-    is_added_variable,
-    is_computed,
-    is_folded_scale,
-    is_variable,
-    last_word,
-    module_of,
+from onnxtrain.parameters.classify import BY_VALUES
+from onnxtrain.parameters.exporters import gives, module_of
+from onnxtrain.parameters.exporters.pytorch import (
+    CALL,
+    folded_parameters,
+    has_biased_call,
+    lost_parameters,
+    renormed_tables,
 )
-from onnxtrain.parameters.program import CALL, folded_parameters, lost_parameters, renormed_tables
+from onnxtrain.parameters.fixed_values import has_one_value
+from onnxtrain.parameters.names import last_word
 from onnxtrain.parameters.readers import (
     LINEAR,
     Reader,
     arrivals,
     behind_identity,
     is_statistic,
+    is_weight,
     quantized_weights,
     read_through_identity,
     summed_with,
     trains_integers,
     use_of,
 )
-from onnxtrain.parameters.ties import Copy, has_one_value
+from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.training.working_copy.kv_cache import cache_hints
 from onnxtrain.training.working_copy.training_modes import LayerCounts, is_batch_norm
@@ -262,7 +263,7 @@ def _folded(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
 
 def _folded_scales(table: Sequence[Initializer]) -> list[Hint]:
     """Name scales of batch normalization that tf2onnx divided by the deviation."""
-    names = [row.name for row in table if row.trainable and is_folded_scale(row.name)]
+    names = [row.name for row in table if row.trainable and gives("scale", row.name)]
     if not names:
         return []
     several = len(names) > 1
@@ -278,7 +279,7 @@ def _folded_scales(table: Sequence[Initializer]) -> list[Hint]:
 
 def _computed(table: Sequence[Initializer]) -> list[Hint]:
     """Name trained values that paddle2onnx or tf2onnx computed, of which it records no more than the operator."""
-    names = [row.name for row in table if row.trainable and is_computed(row.name)]
+    names = [row.name for row in table if row.trainable and gives("computed", row.name)]
     if not names:
         return []
     one = len(names) == 1
@@ -294,9 +295,9 @@ def _computed(table: Sequence[Initializer]) -> list[Hint]:
 
 def _without_biases(model: ir.Model) -> list[Hint]:
     """Say that no layer of a file of tf2onnx has a bias: it leaves out biases of zeros, as of untrained networks."""
-    weights = [value for name, value in model.graph.initializers.items() if is_variable(name)]
+    weights = [value for name, value in model.graph.initializers.items() if gives("variable", name)]
     layers = [node for value in weights for node, _ in arrivals(value) if node.op_type in (*_BIASES, "MatMul")]
-    if not layers or any(map(is_added_variable, model.graph.initializers)) or any(map(_has_bias, layers)):
+    if not layers or any(gives("added", name) for name in model.graph.initializers) or any(map(_has_bias, layers)):
         return []
     return [
         Hint(
@@ -585,8 +586,6 @@ def _its(count: int) -> str:
     return "its" if count == 1 else "their"
 
 
-_CALLED = r"target=torch\.ops\.aten\.(linear|layer_norm|addmm|conv\w*)\..*%p_\w*bias\b"
-
 _BIASES = {"Gemm": 2, "Conv": 2, "ConvTranspose": 2, "LayerNormalization": 2}
 """Operators with a bias, and its input slot."""
 
@@ -600,10 +599,10 @@ def dropped_biases(model: ir.Model) -> tuple[str, ...]:
     calls: dict[str, list[ir.Node]] = {}
     norms: dict[bool, list[ir.Node]] = {True: [], False: []}
     for node in all_nodes(model.graph):
-        call = node.metadata_props.get(CALL)
-        if call is not None and re.search(_CALLED, call):
-            calls.setdefault(call, []).append(node)
-        elif call is None and node.op_type == "LayerNormalization" and not node.domain:
+        has_bias = has_biased_call(node)
+        if has_bias:
+            calls.setdefault(node.metadata_props[CALL], []).append(node)
+        elif has_bias is None and node.op_type == "LayerNormalization" and not node.domain:
             norms[_has_bias(node)].append(node)
     found = dict.fromkeys(
         f"{module}.bias"
