@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -60,6 +60,7 @@ def parameter_table(
     straight_through: bool = False,
     learned: Collection[str] = (),
     copies: Mapping[str, Sequence[str]] | None = None,
+    elsewhere: Callable[[], Sequence[Initializer]] = tuple,
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
@@ -76,6 +77,7 @@ def parameter_table(
         straight_through: True if gradients pass through operators that round or quantize.
         learned: Initializers that are parameters whatever their use and name.
         copies: Names of initializers computed from others, by the names of these: patterns match both.
+        elsewhere: Returns the floating tensors that the working copy lacks, for the error.
 
     Raises:
         OptionError: A pattern matches no initializer.
@@ -86,7 +88,7 @@ def parameter_table(
         for name, value in graph.initializers.items()
     }
     chosen = {
-        option: None if given is None else matching(option, pattern_list(given), paths, model)
+        option: None if given is None else matching(option, pattern_list(given), paths, model, elsewhere)
         for option, given in (("train", train), ("freeze", freeze))
     }
     named = {*learned, *pattern_list(train)}
@@ -127,7 +129,13 @@ def parameter_table(
     return rows
 
 
-def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> set[str]:
+def matching(
+    option: str,
+    patterns: Sequence[str],
+    paths: Mapping[str, tuple[str, ...]],
+    model: ir.Model,
+    elsewhere: Callable[[], Sequence[Initializer]] = tuple,
+) -> set[str]:
     """Return the initializers that patterns match, by name, by module path, or else by the nodes that read them.
 
     Args:
@@ -135,6 +143,7 @@ def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str
         patterns: Glob patterns.
         paths: Module paths by the names of initializers.
         model: A working copy whose functions are not expanded.
+        elsewhere: Returns the floating tensors that the working copy lacks.
 
     Raises:
         OptionError: A pattern matches nothing.
@@ -153,6 +162,10 @@ def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str
             nodes = {name: node_names(model.graph.initializers[name], model.functions) for name in paths}
             matched = {name for name, others in nodes.items() if matches(pattern, *others)}
         if not matched:
+            for row in elsewhere():
+                if matches(pattern, row.name):
+                    told = f"which cannot be trained: {row.reason}"
+                    raise OptionError(f"{option}={pattern!r} matches {row.name!r}, {told}.")
             known = [others[0] if others else name for name, others in paths.items()]
             advice = "`onnxtrain inspect MODEL` lists them."
             raise OptionError(no_match(option, pattern, "initializer", known, advice))

@@ -9,7 +9,7 @@ normalization, leaves out biases of zeros, factors of one and ``detach``, and co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import onnx_ir as ir
@@ -63,6 +63,8 @@ _FOLDED: Final = "pkg.onnxscript.optimizer.folded_from"
 """Metadata key of an initializer that the exporter computed: a list of values behind it."""
 
 _PARAMETER: Final = re.compile(r"PARAMETER target='([^']*)'")
+
+_STATISTIC: Final = re.compile(r"BUFFER target='([^']*)\.running_mean'")
 
 _LAYOUT: Final = re.compile(
     r"(t|numpy_t|transpose|permute|movedim|view|_unsafe_view|reshape|flatten|unflatten|squeeze|unsqueeze|expand|repeat|"
@@ -207,6 +209,13 @@ def lost_parameters(graph: ir.Graph) -> tuple[str, ...]:
     for value in graph.initializers.values():
         held.update(_folding(value)[0])
     return tuple(name for name in parameters if name not in held)
+
+
+def folded_norms(graph: ir.Graph, lost: Collection[str]) -> list[str]:
+    """Return the modules of lost parameters that had running statistics, which the file lacks, too."""
+    statistics = _STATISTIC.findall(graph.metadata_props.get(_SIGNATURE, ""))
+    gone = {module for module in statistics if f"{module}.running_mean" not in graph.initializers}
+    return [*dict.fromkeys(module for name in lost if (module := name.rpartition(".")[0]) in gone)]
 
 
 def renormed_tables(graph: ir.Graph) -> tuple[str, ...]:
