@@ -23,8 +23,8 @@ from onnxtrain.adapters.values import evaluate
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.domains import REPLACED_WEIGHT
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.parameters.exporters import module_of
-from onnxtrain.parameters.names import NameOrigin, module_paths, origin_of
+from onnxtrain.parameters.exporters import NameOrigin, module_of, origin_of
+from onnxtrain.parameters.names import module_paths
 from onnxtrain.parameters.readers import NORMALIZATIONS, read_through_identity
 
 _BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}

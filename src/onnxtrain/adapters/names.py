@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.architectures import in_checkpoints
 from onnxtrain.graph import patterns
-from onnxtrain.parameters.exporters import genai
-from onnxtrain.parameters.names import NameOrigin, module_paths, node_names, origin_of
+from onnxtrain.parameters.exporters import NameOrigin, genai, origin_of
+from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import Functions
 
 

@@ -25,14 +25,14 @@ import onnx_ir as ir
 from onnxtrain.graph.value import behind, dimensions, is_float
 from onnxtrain.model_file.embedded_weights import CONSTANT, LITERAL
 from onnxtrain.parameters import fixed_values
-from onnxtrain.parameters.exporters import gives
+from onnxtrain.parameters.exporters import NameOrigin, gives, origin
 from onnxtrain.parameters.exporters.pytorch import (
     declared_kind,
     is_affine_call,
     is_declared_parameter,
     is_folded_constant,
 )
-from onnxtrain.parameters.names import NameOrigin, last_word, means, origin
+from onnxtrain.parameters.names import last_word, means
 from onnxtrain.parameters.readers import (
     OPERAND_OF,
     REARRANGING,

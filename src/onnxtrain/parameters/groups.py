@@ -23,7 +23,7 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.call_text import read_call, read_literal
 from onnxtrain.operators.optimizer import LEARNING_RATES, Optimizer, as_fields
-from onnxtrain.parameters.names import NameOrigin, origin_of
+from onnxtrain.parameters.exporters import NameOrigin, origin_of
 from onnxtrain.parameters.readers import arrivals
 from onnxtrain.parameters.trainable import Initializer, matching, parameter_table
 

@@ -1,52 +1,18 @@
-"""Names of initializers: who gave them, what they say, and the module path of a weight whose name lacks it.
+"""What the names of initializers say, and the module path of a weight whose name lacks it.
 
-PyTorch's exporters write the weight of a ``Linear`` as ``val_8`` or ``onnx::MatMul_26``. The node that reads it knows
-its module (:func:`~onnxtrain.parameters.exporters.module_of`).
+PyTorch's exporters name the weight of a ``Linear`` by a number. The node that reads it knows its module
+(:func:`~onnxtrain.parameters.exporters.module_of`).
 """
 
 from __future__ import annotations
 
 import re
-from enum import Enum
 from typing import Final, Literal
 
 import onnx_ir as ir
 
-from onnxtrain.parameters.exporters import gives, module_of, tf2onnx, torchscript
+from onnxtrain.parameters.exporters import NameOrigin, bare, module_of, origin_of
 from onnxtrain.parameters.readers import Functions, arrivals, role_of
-
-
-class NameOrigin(Enum):
-    """Author of an initializer's name."""
-
-    MODULE = "a module path, as in a state dict"
-    WORD = "a word"
-    EXPORTER = "made by an exporter"
-
-
-def origin_of(name: str) -> NameOrigin:
-    """Classify the name of an initializer: a module path, a plain word, or an exporter's.
-
-    Example:
-        >>> [origin_of(name).name for name in ("text.logit_scale", "logit_scale", "onnx::Mul_123")]
-        ['MODULE', 'WORD', 'EXPORTER']
-    """
-    bare = name.removesuffix(":0")
-    if gives("variable", bare):
-        return NameOrigin.MODULE
-    if gives("made", bare) or gives("result", bare):
-        return NameOrigin.EXPORTER
-    return NameOrigin.MODULE if re.match(r"^\w+(\.\w+)+$", bare) else NameOrigin.WORD
-
-
-def origin(value: ir.Value) -> NameOrigin:
-    """Classify the name of an initializer, which for TorchScript's exporter is never the result of an operation."""
-    name = value.name or ""
-    found = origin_of(name)
-    if found is NameOrigin.EXPORTER and gives("result", name):
-        return NameOrigin.WORD if any(torchscript.is_path(node.name or "") for node in value.consumers()) else found
-    return found
-
 
 Meaning = Literal["table", "transform", "mask", "scalar", "statistic", "preprocessing", "learned"]
 """What authors call tensors: by position, for spectrograms, masks, fixed numbers, averages, means and deviations of the
@@ -87,7 +53,7 @@ def means(meaning: Meaning, name: str) -> bool:
 
 def last_word(name: str) -> str:
     """Return the last part of a path in lower case: the tensor's name within its module."""
-    return re.split(r"[./:]", tf2onnx.without_operation(name))[-1].lower()
+    return re.split(r"[./:]", bare(name))[-1].lower()
 
 
 _BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1)}
@@ -103,7 +69,7 @@ def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[s
         functions: Model-local functions.
 
     Example:
-        >>> weight, x = ir.Value(name="onnx::MatMul_26"), ir.Value(name="x")
+        >>> weight, x = ir.Value(name="26"), ir.Value(name="x")
         >>> node = ir.Node("", "MatMul", [x, weight], name="/encoder/layer.1/query/MatMul")
         >>> module_paths(weight)
         ('encoder.layer.1.query.weight',)

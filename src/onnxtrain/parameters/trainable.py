@@ -15,7 +15,8 @@ from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.graph.value import constant_tensor, dimensions, is_float
 from onnxtrain.parameters.classify import FILL, Tensor, classify, may_be_fresh, rotary_tables
-from onnxtrain.parameters.names import NameOrigin, module_paths, node_names, origin_of
+from onnxtrain.parameters.exporters import NameOrigin, origin_of
+from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import SCALE, Reader, arrivals, read_through_identity, role_of
 
 

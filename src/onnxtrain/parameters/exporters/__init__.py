@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import Enum
 from functools import cache
+
+import onnx_ir as ir
 
 from onnxtrain.parameters.exporters import (
     genai,
@@ -54,6 +57,43 @@ def gives(kind: Kind, name: str) -> bool:
         [True, True, False]
     """
     return _pattern(kind).search(name) is not None
+
+
+class NameOrigin(Enum):
+    """Author of an initializer's name."""
+
+    MODULE = "a module path, as in a state dict"
+    WORD = "a word"
+    EXPORTER = "made by an exporter"
+
+
+def origin_of(name: str) -> NameOrigin:
+    """Classify the name of an initializer: a module path, a plain word, or an exporter's.
+
+    Example:
+        >>> [origin_of(name).name for name in ("text.logit_scale", "logit_scale", "onnx::Mul_123")]
+        ['MODULE', 'WORD', 'EXPORTER']
+    """
+    bare = name.removesuffix(":0")
+    if gives("variable", bare):
+        return NameOrigin.MODULE
+    if gives("made", bare) or gives("result", bare):
+        return NameOrigin.EXPORTER
+    return NameOrigin.MODULE if re.match(r"^\w+(\.\w+)+$", bare) else NameOrigin.WORD
+
+
+def origin(value: ir.Value) -> NameOrigin:
+    """Classify the name of an initializer, which for TorchScript's exporter is never the result of an operation."""
+    name = value.name or ""
+    found = origin_of(name)
+    if found is NameOrigin.EXPORTER and gives("result", name):
+        return NameOrigin.WORD if any(torchscript.is_path(node.name or "") for node in value.consumers()) else found
+    return found
+
+
+def bare(name: str) -> str:
+    """Return the name of a tensor as its author gave it, without what an exporter appends."""
+    return tf2onnx.without_operation(name)
 
 
 def module_of(name: str, metadata: Mapping[str, str]) -> str:
