@@ -126,8 +126,8 @@ class Tensor:
         settings = sorted(use for use in uses if isinstance(use, str))
         self.setting = " and ".join(settings) if ReaderUse.WEIGHT not in uses else ""
         weighing = _weighing(self._before)
-        self._is_weight = any(not is_lookup(reader) for reader in weighing)
-        self._is_read = self._is_weight or any(is_lookup(reader) or is_bias(reader) for reader in self._before)
+        self._is_layers = any(not is_lookup(reader) for reader in weighing)
+        self._is_read = self._is_layers or any(is_lookup(reader) or is_bias(reader) for reader in self._before)
         self.has_angles = not self.is_declared and _only_angles(value, functions, self._before)
         kind = "folded" if is_folded_constant(value) else declared_kind(value)
         # No code writes the weights of a recurrent layer as a literal.
@@ -138,6 +138,21 @@ class Tensor:
     def readers(self) -> list[Reader]:
         """The readers in the expanded model."""
         return arrivals(self.value)
+
+    @cached_property
+    def is_weight(self) -> bool:
+        """True if an operator reads it as a weight."""
+        return any(use_of(reader) is ReaderUse.WEIGHT for reader in self.readers)
+
+    @cached_property
+    def is_added(self) -> bool:
+        """True if it is added to the result of a linear layer."""
+        return any(map(is_bias, self.readers))
+
+    @property
+    def may_be_mask(self) -> bool:
+        """True if no layer reads its values, which are known."""
+        return not (self.is_scalar or self.array is None or self.is_weight or self.is_added)
 
     @cached_property
     def array(self) -> np.ndarray | None:
@@ -159,7 +174,7 @@ class Tensor:
     @cached_property
     def is_position_table(self) -> bool:
         """True if no layer reads it and its columns are sinusoids."""
-        array = None if self._is_weight else self.array
+        array = None if self._is_layers else self.array
         return array is not None and fixed_values.are_positions(array)
 
     @cached_property
@@ -220,14 +235,11 @@ def _by_value(tensor: Tensor, rotary: set[ir.Value]) -> str:
         return f"{tensor.fixed}{BY_VALUES}"
     if tensor.value in rotary:
         return "a position table: cosines and sines"
-    readers, array = tensor.readers, tensor.array
-    if tensor.is_scalar or array is None or any(use_of(reader) is ReaderUse.WEIGHT for reader in readers):
+    if tensor.array is None or not tensor.may_be_mask:
         return ""
-    if any(map(is_bias, readers)):
-        return ""
-    masked = all(map(_meets_softmax, readers))
-    scales = all(node.op_type == "Mul" and not node.domain for node, _ in readers)
-    return fixed_values.mask_kind(array, meets_softmax=masked, multiplies=scales)
+    masked = all(map(_meets_softmax, tensor.readers))
+    scales = all(node.op_type == "Mul" and not node.domain for node, _ in tensor.readers)
+    return fixed_values.mask_kind(tensor.array, meets_softmax=masked, multiplies=scales)
 
 
 def _by_name(tensor: Tensor) -> str:
@@ -243,8 +255,7 @@ def _by_name(tensor: Tensor) -> str:
         return _CODE
     if tensor.is_scalar:
         return ""
-    weighs = any(use_of(reader) is ReaderUse.WEIGHT for reader in tensor.readers)
-    if means("mask", name) and tensor.array is not None and not weighs and not any(map(is_bias, tensor.readers)):
+    if means("mask", name) and tensor.may_be_mask:
         return "a mask, by its name"
     return "a running statistic, by its name" if means("statistic", name) or gives("statistic", name) else ""
 
@@ -256,7 +267,7 @@ def _learned(tensor: Tensor) -> Decision:
         return found
     if array is not None and _is_filled_state(array, readers):
         return FILL
-    if gives("eager", name) and not any(use_of(reader) is ReaderUse.WEIGHT for reader in readers):
+    if gives("eager", name) and not tensor.is_weight:
         return OPEN  # a buffer, more often than not
     if not tensor.is_made:
         return LEARNED
@@ -267,9 +278,8 @@ def _learned(tensor: Tensor) -> Decision:
         return LEARNED
     if array is None:
         return LEARNED if weighing else OPEN
-    is_added = any(map(is_bias, readers))
     if fixed_values.has_one_value(array):
-        if is_added or (not weighing and any(_is_affine(reader, name) for reader in readers)):
+        if tensor.is_added or (not weighing and any(_is_affine(reader, name) for reader in readers)):
             return LEARNED
         # Exporters fill in ones and zeros.
         return FILL if weighing or array.flat[0] in (0, 1) else OPEN
@@ -277,7 +287,7 @@ def _learned(tensor: Tensor) -> Decision:
         return LEARNED
     if fixed_values.is_repeated(array):
         return OPEN
-    if is_added:
+    if tensor.is_added:
         return LEARNED
     if fixed_values.is_evenly_spaced(array):
         return Decision("a position table: its values are evenly spaced")

@@ -161,7 +161,7 @@ def are_positions(array: np.ndarray) -> bool:
     Constant and evenly spaced columns are inconclusive.
     """
     sizes = [size for size in array.shape if size != 1]
-    if len(sizes) < 2 or array.dtype.kind not in "fV":
+    if len(sizes) < 2 or not array.size or array.dtype.kind not in "fV":
         return False
     rows = array.reshape(sizes[0], -1)
     if len(rows) < _LEAST_ROWS:

@@ -139,13 +139,6 @@ def matching(
 ) -> set[str]:
     """Return the initializers that patterns match, by name, by module path, or else by the nodes that read them.
 
-    Args:
-        option: Name of the option, for error messages.
-        patterns: Glob patterns.
-        paths: Module paths by the names of initializers.
-        model: A working copy whose functions are not expanded.
-        elsewhere: Returns the floating tensors that the working copy lacks.
-
     Raises:
         OptionError: A pattern matches nothing.
     """

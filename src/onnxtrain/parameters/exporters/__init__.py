@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxtrain.parameters.exporters import (
     genai,
     jax2onnx,
+    optimum,
     paddle2onnx,
     pytorch,
     scikit_learn,
@@ -31,6 +32,7 @@ EXPORTERS = (
     jax2onnx.EXPORTER,
     scikit_learn.EXPORTER,
     genai.EXPORTER,
+    optimum.EXPORTER,
 )
 
 

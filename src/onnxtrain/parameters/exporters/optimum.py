@@ -9,6 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from onnxtrain.parameters.exporters.exporter import Exporter
+
+EXPORTER: Final = Exporter("optimum")
+
 BRANCH: Final = "use_cache_branch"
 """The input of a merged decoder that chooses the branch with a cache."""
 
