@@ -203,7 +203,9 @@ def classify(tensor: Tensor, rotary: set[ir.Value]) -> tuple[Decision, str]:
         return LEARNED, _by_value(tensor, set()) or (_CODE if tensor.is_literal else "")
     found = _by_use(tensor)
     if found is None:
-        reason = _by_value(tensor, rotary) or _by_name(tensor)
+        reason = _by_value(tensor, rotary)
+        # A name that says the same says it in fewer words.
+        reason = (_called(tensor) or reason) if reason else _by_name(tensor)
         found = Decision(reason) if reason else _scalar(tensor) if tensor.is_scalar else _learned(tensor)
     if tensor.kind == CONSTANT and tensor.is_scalar and not _is_weight_of_layer(tensor):
         return Decision(found.reason or _SCALAR.reason), ""  # one value in a node or body is a number of a formula
@@ -223,7 +225,7 @@ def _by_use(tensor: Tensor) -> Decision | None:
     if 0 in (dimensions(value) or ()):
         return Decision("empty")
     if tensor.has_angles:
-        return Decision("a position table: only its sines and cosines are used")
+        return Decision(_called(tensor) or "a position table: only its sines and cosines are used")
     return None
 
 
@@ -247,10 +249,8 @@ def _by_name(tensor: Tensor) -> str:
     name = tensor.name
     if gives("numbers", name):
         return "a tensor that was made of numbers, by its name"
-    if means("table", name):
-        return "a position table, by its name"
-    if means("transform", name):
-        return "a matrix of a spectrogram, by its name"
+    if called := _called(tensor):
+        return called
     if tensor.is_literal:
         return _CODE
     if tensor.is_scalar:
@@ -258,6 +258,13 @@ def _by_name(tensor: Tensor) -> str:
     if means("mask", name) and tensor.may_be_mask:
         return "a mask, by its name"
     return "a running statistic, by its name" if means("statistic", name) or gives("statistic", name) else ""
+
+
+def _called(tensor: Tensor) -> str:
+    """Return what the author calls a table or transform; "" for other tensors."""
+    if means("table", tensor.name):
+        return "a position table, by its name"
+    return "a matrix of a spectrogram, by its name" if means("transform", tensor.name) else ""
 
 
 def _learned(tensor: Tensor) -> Decision:
