@@ -57,12 +57,7 @@ BY_VALUES: Final = ", by its values"
 
 
 class Decision(NamedTuple):
-    """Reason why a tensor is not a parameter.
-
-    Attributes:
-        reason: The reason; "" for a parameter.
-        open: True if nothing decides, so that a hint is given.
-    """
+    """Reason why a tensor is not a parameter, "" for one; ``open`` if nothing decides, so that a hint is given."""
 
     reason: str = ""
     open: bool = False
@@ -191,12 +186,7 @@ class Tensor:
 
 
 def classify(tensor: Tensor, rotary: set[ir.Value]) -> tuple[Decision, str]:
-    """Decide on a tensor that the loss depends on and no option names, and return a doubt about a declared parameter.
-
-    Args:
-        tensor: The tensor, in a model whose functions are expanded by now.
-        rotary: Pairs of cosine and sine tables.
-    """
+    """Decide on a tensor of an expanded model that no option names; return a doubt about a declared parameter, too."""
     if tensor.is_declared and 0 not in (dimensions(tensor.value) or ()):
         if tensor.setting and not all(use.startswith(_PASSED) for use in tensor.setting.split(" and ")):
             return Decision(tensor.setting), ""
@@ -571,12 +561,7 @@ def _only_angles(value: ir.Value, functions: Functions, readers: list[Reader]) -
 
 
 def _is_data(value: ir.Value | None, *, inputs: bool = False) -> bool:
-    """Return whether a value depends on weights or on a floating input of the model.
-
-    Args:
-        value: The value.
-        inputs: True if a rearranged raw input counts, too.
-    """
+    """Return whether a value depends on weights or a floating input, with ``inputs`` on a rearranged raw one, too."""
     waiting, seen, computed = [(value, inputs)], set(), False
     while waiting:
         value, computed = waiting.pop()

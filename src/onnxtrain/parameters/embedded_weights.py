@@ -65,10 +65,6 @@ def untrainable(model: ir.Model, proto: ModelProto) -> str:
     """Return a sentence about values that no gradient changes, and about tensors stored elsewhere; "" without any.
 
     Operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
-
-    Args:
-        model: A working copy.
-        proto: The model of the file.
     """
     sentences = []
     names = [repr(row.name) for row in other_tensors(proto) if row.reason == _ELSEWHERE]

@@ -135,13 +135,7 @@ def are_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
 
 
 def mask_kind(array: np.ndarray, *, meets_softmax: bool, multiplies: bool) -> str:
-    """Return why a tensor is a mask; "" where it is not.
-
-    Args:
-        array: The values.
-        meets_softmax: True if all readers add it to what a softmax reads.
-        multiplies: True if all readers multiply by it.
-    """
+    """Return why a tensor is a mask; "" where it is not."""
     low, high = float(array.min()), float(array.max())
     if not (math.isfinite(low) and math.isfinite(high)) or max(abs(low), abs(high)) >= _FILLS:
         return "a mask: it holds infinite or huge values"
@@ -187,11 +181,7 @@ def _are_pairs(rows: np.ndarray) -> bool:
 
 
 def _recurrence(part: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fit t[p + 1] + t[p - 1] = f t[p] to each column, where f = 2 cos(w) for a sinusoid of the frequency w.
-
-    Returns:
-        The factors f, the sums of squares, and the largest errors.
-    """
+    """Fit t[p + 1] + t[p - 1] = f t[p] to each column, f = 2 cos(w) for a sinusoid; return f, squares and errors."""
     middle, around = part[1:-1], part[2:] + part[:-2]
     squares = (middle**2).sum(0)
     factors = np.divide((middle * around).sum(0), squares, out=np.full(squares.shape, 2.0), where=squares > 0)

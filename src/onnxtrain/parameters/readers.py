@@ -106,16 +106,7 @@ def read_through_identity(value: ir.Value) -> list[Reader]:
 def arrivals(
     value: ir.Value, functions: Functions | None = None, through: Collection[str] = REARRANGING
 ) -> list[Reader]:
-    """Return the nodes that read the elements of a value, through shape operators and into functions and loops.
-
-    Args:
-        value: The value.
-        functions: Model-local functions; the nodes of the body replace a call.
-        through: ONNX operators that pass their first input on.
-
-    Returns:
-        Pairs of node and input index, each once, in order of discovery.
-    """
+    """Return the nodes that read the elements of a value, through shape operators and into functions and loops."""
     known = functions or {}
     found: dict[Reader, None] = {}
     waiting: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(value, ())]  # a value and its enclosing calls
