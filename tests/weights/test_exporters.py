@@ -28,7 +28,7 @@ NAMES: dict[str, dict[Kind, list[str]]] = {
     "tf2onnx": {
         "made": ["const_fold_opt__12", "dense/zeros_like_1"],
         "variable": ["dense/MatMul/ReadVariableOp:0", "dense/kernel/read"],
-        "literal": ["mul/y:0", "Const_3"],
+        "literal": ["mul/y:0", "mul/Const_3"],
         "computed": ["gate_1/Sigmoid_1:0"],
         "statistic": ["bn/batchnorm/Rsqrt:0"],
         "scale": ["bn/batchnorm/mul:0"],

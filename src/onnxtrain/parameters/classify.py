@@ -194,8 +194,9 @@ def classify(tensor: Tensor, rotary: set[ir.Value]) -> tuple[Decision, str]:
     found = _by_use(tensor)
     if found is None:
         reason = _by_value(tensor, rotary)
-        # A name that says the same says it in fewer words.
-        reason = (_called(tensor) or reason) if reason else _by_name(tensor)
+        if reason and reason != fixed_values.INFINITE:
+            reason = _called(tensor) or reason  # a name that says the same says it in fewer words
+        reason = reason or _by_name(tensor)
         found = Decision(reason) if reason else _scalar(tensor) if tensor.is_scalar else _learned(tensor)
     if tensor.kind == CONSTANT and tensor.is_scalar and not _is_weight_of_layer(tensor):
         return Decision(found.reason or _SCALAR.reason), ""  # one value in a node or body is a number of a formula
@@ -245,16 +246,16 @@ def _by_name(tensor: Tensor) -> str:
         return _CODE
     if tensor.is_scalar:
         return ""
-    if means("mask", name) and tensor.may_be_mask:
-        return "a mask, by its name"
     return "a running statistic, by its name" if means("statistic", name) or gives("statistic", name) else ""
 
 
 def _called(tensor: Tensor) -> str:
-    """Return what the author calls a table or transform; "" for other tensors."""
+    """Return what the author calls a table, a transform or a mask; "" for other tensors."""
     if means("table", tensor.name):
         return "a position table, by its name"
-    return "a matrix of a spectrogram, by its name" if means("transform", tensor.name) else ""
+    if means("transform", tensor.name):
+        return "a matrix of a spectrogram, by its name"
+    return "a mask, by its name" if means("mask", tensor.name) and tensor.may_be_mask else ""
 
 
 def _learned(tensor: Tensor) -> Decision:

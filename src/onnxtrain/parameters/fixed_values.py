@@ -51,6 +51,9 @@ _STEP: Final = 1e-5
 _FILLS: Final = 1e9
 """Magnitude that no weight has; exporters write masks as -inf or the smallest float."""
 
+INFINITE: Final = "a mask: it holds infinite or huge values"
+"""Reason of a mask that no name words."""
+
 _HIDDEN, _BEFORE_SOFTMAX = -1e4, -10.0
 """Values of an additive mask at hidden positions: in general, and before a softmax."""
 
@@ -138,7 +141,7 @@ def mask_kind(array: np.ndarray, *, meets_softmax: bool, multiplies: bool) -> st
     """Return why a tensor is a mask; "" where it is not."""
     low, high = float(array.min()), float(array.max())
     if not (math.isfinite(low) and math.isfinite(high)) or max(abs(low), abs(high)) >= _FILLS:
-        return "a mask: it holds infinite or huge values"
+        return INFINITE
     hides = low <= (_BEFORE_SOFTMAX if meets_softmax else _HIDDEN) and high <= 0
     scales = (low, high) == (0, 1) and array.ndim >= 2 and multiplies
     if not (hides or scales):
