@@ -13,8 +13,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onnxtrain"
 
-BUDGETS = {
-}
+BUDGETS = {}
 """Lines of Python by folder of the package."""
 
 

@@ -42,6 +42,7 @@ ORDER = (
     "operators/",
     "autodiff/",
     "plugins/structures/axes/",
+    "parameters/exporters/",
     "model_file/",
     "lowering/training_info/",
     "lowering/",

@@ -9,6 +9,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxtrain
+from onnxtrain.errors import OptionError
 from onnxtrain.model_file.proto import all_tensors
 
 RANDOM = np.random.default_rng(0)
@@ -186,6 +187,16 @@ def test_tensors_that_no_gradient_reaches_are_listed():
     assert {(row.name, row.reason) for row in rows} == {
         (f"y.{name}", "an attribute of TreeEnsembleRegressor") for name in values
     }
+
+
+@pytest.mark.parametrize("option", ["train", "freeze"])
+def test_an_error_says_why_a_pattern_reaches_no_tensor_of_an_attribute(option):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "own": 1]>
+    f (float[n, 2] x) => (float[n, 2] y) <float[2] w = {1, 2}> {
+      h = Mul(x, w)
+      y = own.Scale <factors = float[2] {0.5, 2.0}> (h) }""")
+    with pytest.raises(OptionError, match=r"'y\.\*' matches 'y.factors', which .*: an attribute of Scale"):
+        onnxtrain.inspect(model, **{option: "y.*"})
 
 
 def test_beside_initializers_the_exporter_s_literals_are_none():

@@ -80,3 +80,12 @@ def test_a_parameter_in_another_layout_is_trained_unless_repeated(name, is_train
     trainer = onnxtrain.Trainer(model, loss="mse")
     assert (name in trainer.parameters) == is_trained
     assert not any("The exporter computed" in hint for hint in trainer.hints)
+
+
+def test_a_hint_names_the_batch_normalization_that_was_folded():
+    lost = (("norm.weight", "PARAMETER"), ("norm.bias", "PARAMETER"), ("norm.running_mean", "BUFFER"))
+    inputs = "".join(f"\nb: {kind} target='{name}'" for name, kind in (*lost, ("unused.weight", "PARAMETER")))
+    model = scaled("weight_1", "[]", SIGNATURE + inputs)
+    hints = " ".join(onnxtrain.inspect(model).hints)
+    assert "The exporter folded batch normalization (norm) into the weights before it" in hints
+    assert "lacks 2 parameters of the PyTorch program (d, unused.weight)" in hints

@@ -24,7 +24,8 @@ from onnxtrain.errors import ModelError
 from onnxtrain.graph.domains import REPLACED_WEIGHT
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.parameters.names import NameOrigin, module_of, module_paths, origin_of
+from onnxtrain.parameters.exporters import NameOrigin, module_of, origin_of
+from onnxtrain.parameters.names import module_paths
 from onnxtrain.parameters.readers import NORMALIZATIONS, read_through_identity
 
 _BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}

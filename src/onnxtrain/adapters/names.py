@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from onnxtrain.adapters.architectures import in_checkpoints
 from onnxtrain.graph import patterns
-from onnxtrain.parameters.names import NameOrigin, module_paths, node_names, origin_of
+from onnxtrain.parameters.exporters import NameOrigin, genai, origin_of
+from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import Functions
-
-_OPERATOR = r"(MatMul|MatMulNBits|Gemm|Conv|Gather)"
-_WEIGHT = re.compile(rf"([./]{_OPERATOR}\w*)?[./](q?weight|kernel|embeddings?|W)(_\w+)?(:0)?$")
-_NODE = re.compile(rf"[./]{_OPERATOR}\w*$")
 
 
 def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:
@@ -29,9 +25,9 @@ def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = N
         ('model.layers.0.self_attn.q_proj', 'model.layers.0.attn.q_proj')
     """
     name = weight.name or ""
-    found = [] if origin_of(name) is NameOrigin.EXPORTER else [_WEIGHT.sub("", name)]
-    found += [_WEIGHT.sub("", path) for path in module_paths(weight, functions)]
-    found += [_NODE.sub("", other) for other in node_names(weight, functions) if "/" not in other]
+    found = [] if origin_of(name) is NameOrigin.EXPORTER else [genai.layer_of_weight(name)]
+    found += [genai.layer_of_weight(path) for path in module_paths(weight, functions)]
+    found += [genai.layer_of_node(other) for other in node_names(weight, functions) if "/" not in other]
     found += [own] if (own := name_of_node(node)) else []
     found += [name] if not found else []
     return tuple(dict.fromkeys(other for one in found for other in (in_checkpoints(one), one) if other))
@@ -44,7 +40,7 @@ def name_of_node(node: ir.Node) -> str:
         >>> name_of_node(ir.Node("", "MatMul", [], name="/model/lm_head/MatMul"))
         'model.lm_head'
     """
-    return _NODE.sub("", (node.name or "").strip("/").replace("/", "."))
+    return genai.layer_of_node((node.name or "").strip("/").replace("/", "."))
 
 
 def matches(pattern: str, names: Iterable[str]) -> bool:

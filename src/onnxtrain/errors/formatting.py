@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 
 Row = Mapping[str, object]
@@ -51,6 +51,17 @@ def duration(seconds: float) -> str:
 def plural(amount: int, word: str) -> str:
     """Format a count with its noun in singular or plural."""
     return f"{count(amount)} {word}{'' if amount == 1 else 's'}"
+
+
+def listed(names: Iterable[object], most: int = 3) -> str:
+    """Join names with commas, and count those beyond the first ones.
+
+    Example:
+        >>> listed(["a", "b"]), listed("abcdef")
+        ('a, b', 'a, b, c and 3 more')
+    """
+    texts = [str(name) for name in names]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def text_table(rows: Sequence[Row], *, most: int = 20) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -22,9 +21,7 @@ from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model_file.linear_models import attribute_weights, is_normalizer, mirror, set_values, standard_form
 from onnxtrain.model_file.proto import all_nodes, default_opset, proto_subgraphs
 from onnxtrain.model_file.protobuf_wire import Path, Template
-
-KIND: Final = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Metadata key of an initializer: what it is in the program, such as PARAMETER or BUFFER."""
+from onnxtrain.parameters.exporters.torchscript import is_literal_node
 
 LITERAL: Final = "LITERAL"
 """Kind of a Constant node with the name that TorchScript's exporter gives to tensors in the code of a model."""
@@ -35,8 +32,6 @@ CONSTANT: Final = "CONSTANT_NODE"
 _GRAPH, _FUNCTION, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 25, 5, 5, 6, 11, 5
 
 _FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-_LITERALS = re.compile(r"(.*/)?Constant(_\d+)?_output_[^/]*|\d+")
 
 
 class EmbeddedWeight(NamedTuple):
@@ -87,7 +82,7 @@ def find_embedded(proto: ModelProto) -> list[EmbeddedWeight]:
         is_free = value not in taken or (path[0][0] == _GRAPH and counts[value] == 1 and value not in outputs)
         name = value if is_free else next(name for name in numbered if name not in taken)
         taken.add(name)
-        is_literal = not only and path[-2][0] not in (_BODY, _BODIES) and _LITERALS.fullmatch(value)
+        is_literal = not only and path[-2][0] not in (_BODY, _BODIES) and is_literal_node(value)
         found.append(EmbeddedWeight(name, path, tensor, mirrored, LITERAL if is_literal else CONSTANT))
     return found
 

@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.checks import check_model, dense_array
-from onnxtrain.model_file.embedded_weights import KIND, EmbeddedWeight, fill, fill_tensor, lift, with_embedded
+from onnxtrain.model_file.embedded_weights import EmbeddedWeight, fill, fill_tensor, lift, with_embedded
 from onnxtrain.model_file.external import (
     DataFiles,
     DataTensor,
@@ -36,6 +36,7 @@ from onnxtrain.model_file.saving import Change, DataFile, NewValues, check_share
 from onnxtrain.model_file.small_files import RefusedFileError, read_json
 from onnxtrain.model_file.working_copy import understood, working_copy
 from onnxtrain.model_file.writing import check_writable, reason, resolve_output
+from onnxtrain.parameters.exporters.pytorch import KIND
 
 _MAXIMUM_BYTES = (1 << 31) - 1
 """Size limit of protocol buffers."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, is_default_domain
 from onnxtrain.model_file.linear_models import attribute_weights
@@ -64,15 +65,11 @@ def untrainable(model: ir.Model, proto: ModelProto) -> str:
     """Return a sentence about values that no gradient changes, and about tensors stored elsewhere; "" without any.
 
     Operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
-
-    Args:
-        model: A working copy.
-        proto: The model of the file.
     """
     sentences = []
     names = [repr(row.name) for row in other_tensors(proto) if row.reason == _ELSEWHERE]
     if names:
-        sentences.append(f"its weights are in Constant nodes ({', '.join(names[:3])}); write them as initializers")
+        sentences.append(f"its weights are in Constant nodes ({listed(names)}); write them as initializers")
     fitted = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_fitted(node))
     if fitted:
         sentences.append(
@@ -80,9 +77,8 @@ def untrainable(model: ir.Model, proto: ModelProto) -> str:
             "the like are fitted by the program that made them"
         )
     if integers := quantized_weights(model.graph):
-        listed = ", ".join(map(repr, [*integers][:3])) + (f" and {len(integers) - 3} more" if len(integers) > 3 else "")
         sentences.append(
-            f"it is quantized: {sum(integers.values()):,} elements ({listed}) are "
+            f"it is quantized: {sum(integers.values()):,} elements ({listed(map(repr, integers))}) are "
             f"integers; qat=True trains {'them' if trains_integers(model.graph) else 'their scales'}"
         )
     return "; ".join(sentences)

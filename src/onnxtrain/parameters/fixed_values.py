@@ -1,13 +1,14 @@
-"""Recognize fixed matrices of signal processing by their values, which no learned weight has.
+"""Recognize constants by their values: position tables, masks, numbers of formulas, matrices of signal processing.
 
-Each test looks for an exact property: recurrences of sinusoids, symmetries of windows and filters, the support of
-filter banks, the few values of graphs. Initial values of layers (constants, identities, random numbers) have none of
-them, and training destroys all.
+Each test looks for an exact property that no learned weight has: recurrences of sinusoids, even steps, symmetries of
+windows and filters, the support of filter banks, the few values of masks and graphs. Initial values of layers
+(constants, identities, random numbers) have none of them, and training destroys all.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
@@ -34,6 +35,160 @@ _COLOURS = (
     (0.393, 0.769, 0.189),
 )
 """Rows of matrices that convert RGB: luma of BT.601, 709 and 2020, from XYZ, to LMS, sepia."""
+
+_FIRST_ROW: Final = 16
+"""First examined row of a position table: earlier rows may be padding, later ones are less exact."""
+
+_POSITIONS: Final = 5e-3
+"""Tolerance of a position table, relative to the largest value of a column; float16 tables are within it."""
+
+_CIRCLE: Final = 1e-3
+"""Tolerance of cos² + sin² = 1."""
+
+_STEP: Final = 1e-5
+"""Tolerance of even steps."""
+
+_FILLS: Final = 1e9
+"""Magnitude that no weight has; exporters write masks as -inf or the smallest float."""
+
+INFINITE: Final = "a mask: it holds infinite or huge values"
+"""Reason of a mask that no name words."""
+
+_HIDDEN, _BEFORE_SOFTMAX = -1e4, -10.0
+"""Values of an additive mask at hidden positions: in general, and before a softmax."""
+
+_FEW: Final = 3
+"""Largest number of distinct values of a mask."""
+
+_LOOKED_AT: Final = 1 << 20
+"""Number of elements examined to count distinct values."""
+
+_OF_ACTIVATIONS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
+"""Constants of GELU, which are no initial values of trainable scalars."""
+
+_KNOWN = (*_OF_ACTIVATIONS, math.pi, math.e, math.log(2), math.log(10))
+"""Constants of formulas that are neither round numbers nor roots."""
+
+_LARGEST_ROOT: Final = 1 << 14
+
+
+def has_one_value(array: np.ndarray) -> bool:
+    """Return whether all elements are equal, as in untrained scales and biases.
+
+    Example:
+        >>> has_one_value(np.ones((1, 4, 1))), has_one_value(np.eye(2))
+        (True, False)
+    """
+    return bool(array.size and array.flat[0] == array.flat[-1] and (array == array.flat[0]).all())
+
+
+def is_common(number: float) -> bool:
+    """Return whether a number is typical of formulas: round, a root of an integer or its inverse, or known.
+
+    Example:
+        >>> [is_common(number) for number in (0.5, 1e-5, 1 / math.sqrt(80), 2.6592)]
+        [True, True, True, False]
+    """
+    digits = np.format_float_scientific(np.float32(number), trim="-").partition("e")[0]
+    if len(digits.replace("-", "").replace(".", "")) <= 3 or float(number).is_integer() or is_of_activation(number):
+        return True
+    square = number * number
+    roots = [c for c in (square, 1 / square, 1 / abs(number)) if c < 2**31]
+    is_root = any(math.isclose(c, round(c), rel_tol=1e-6) and 1 <= round(c) <= _LARGEST_ROOT for c in roots)
+    return is_root or any(math.isclose(abs(number), known, rel_tol=1e-6) for known in _KNOWN)
+
+
+def is_of_activation(number: float) -> bool:
+    """Return whether a number is a constant of GELU."""
+    return any(math.isclose(abs(number), one, rel_tol=1e-6) for one in _OF_ACTIVATIONS)
+
+
+def is_repeated(array: np.ndarray) -> bool:
+    """Return whether values repeat along an axis, such as an exporter's copies for each example of a batch."""
+    if sum(size != 1 for size in array.shape) < 2:
+        return False
+    return any(size > 1 and bool((array == array.take([0], axis)).all()) for axis, size in enumerate(array.shape))
+
+
+def is_evenly_spaced(array: np.ndarray) -> bool:
+    """Return whether values are evenly spaced along an axis (grids, distances, anchors) or geometric (slopes)."""
+    full = array.astype(np.float64)
+    if not np.isfinite(full).all():
+        return False
+    for axis, size in enumerate(full.shape):
+        if size >= 3 and _has_even_steps(np.diff(full, axis=axis), axis, _STEP * float(np.abs(full).max())):
+            return True
+    is_vector = full.size == max(full.shape, default=0) >= 3
+    if is_vector and (full > 0).all() and _has_even_steps(np.diff(np.log(full.reshape(-1))), 0, _STEP):
+        return True
+    halves = 2 * full
+    return bool(full.size > 3 and (halves == np.round(halves)).all())
+
+
+def _has_even_steps(steps: np.ndarray, axis: int, tolerance: float) -> bool:
+    return bool(steps.any() and np.abs(np.diff(steps, axis=axis)).max() <= tolerance)
+
+
+def are_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
+    """Return whether pairs of elements lie on a circle; checking the ends rejects most others early."""
+    ends = [float(cosines.flat[index]) ** 2 + float(sines.flat[index]) ** 2 for index in (0, -1)]
+    if ends[0] == 0 or not math.isclose(*ends, rel_tol=_CIRCLE) or has_one_value(cosines):
+        return False
+    return np.allclose(cosines.astype(np.float64) ** 2 + sines.astype(np.float64) ** 2, ends[0], rtol=_CIRCLE)
+
+
+def mask_kind(array: np.ndarray, *, meets_softmax: bool, multiplies: bool) -> str:
+    """Return why a tensor is a mask; "" where it is not."""
+    low, high = float(array.min()), float(array.max())
+    if not (math.isfinite(low) and math.isfinite(high)) or max(abs(low), abs(high)) >= _FILLS:
+        return INFINITE
+    hides = low <= (_BEFORE_SOFTMAX if meets_softmax else _HIDDEN) and high <= 0
+    scales = (low, high) == (0, 1) and array.ndim >= 2 and multiplies
+    if not (hides or scales):
+        return ""
+    count = len(np.unique(array.reshape(-1)[:_LOOKED_AT].astype(np.float64)))
+    if hides and 2 <= count <= _FEW:
+        return "a mask: it holds zeros and values that hide positions"
+    return "a mask: it multiplies by zeros and ones" if scales and count == 2 else ""
+
+
+def are_positions(array: np.ndarray) -> bool:
+    """Return whether the columns of a table are sinusoids of the row index.
+
+    Constant and evenly spaced columns are inconclusive.
+    """
+    sizes = [size for size in array.shape if size != 1]
+    if len(sizes) < 2 or not array.size or array.dtype.kind not in "fV":
+        return False
+    rows = array.reshape(sizes[0], -1)
+    if len(rows) < _LEAST_ROWS:
+        return _are_pairs(rows)
+    start = min(len(rows) // 4, _FIRST_ROW)
+    part = rows[start : start + _MOST_ROWS].astype(np.float64)
+    if not np.isfinite(part).all():
+        return False
+    factors, _, errors = _recurrence(part)
+    turns = np.abs(factors) < 2 - _POSITIONS
+    fits = errors <= _POSITIONS * np.abs(part).max(0)
+    return bool(turns.any() and (np.abs(factors) <= 2 + _POSITIONS).all() and fits.all())
+
+
+def _are_pairs(rows: np.ndarray) -> bool:
+    """Return whether few rows consist of (sine, cosine) pairs, adjacent or in two halves."""
+    width = rows.shape[1]
+    if width % 2 or not np.isfinite(rows).all() or (rows == rows[:1]).all():
+        return False
+    full = rows.astype(np.float64)
+    halves = ((full[:, ::2], full[:, 1::2]), (full[:, : width // 2], full[:, width // 2 :]))
+    return any(bool((np.abs(one**2 + two**2 - 1) <= _POSITIONS).all()) for one, two in halves)
+
+
+def _recurrence(part: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fit t[p + 1] + t[p - 1] = f t[p] to each column, f = 2 cos(w) for a sinusoid; return f, squares and errors."""
+    middle, around = part[1:-1], part[2:] + part[:-2]
+    squares = (middle**2).sum(0)
+    factors = np.divide((middle * around).sum(0), squares, out=np.full(squares.shape, 2.0), where=squares > 0)
+    return factors, squares, np.abs(around - factors * middle).max(0)
 
 
 def fixed_matrix(array: np.ndarray, readers: list[Reader]) -> str:
@@ -151,15 +306,12 @@ def _are_sinusoids(rows: np.ndarray) -> bool:
 def _fit_recurrence(part: np.ndarray, least: int) -> bool:
     """Test the recurrence where at least some columns turn fast; the first row may have a scale of its own."""
     part = part.reshape(len(part), -1).astype(np.float64)
-    middle, around = part[1:-1], part[2:] + part[:-2]
-    if len(middle) < 3:
+    if len(part) < 5:
         return False
-    squares = (middle**2).sum(0)
-    factors = np.divide((middle * around).sum(0), squares, out=np.full(squares.shape, 2.0), where=squares > 0)
-    largest = np.abs(part).max()
-    fits = np.abs(around - factors * middle).max(0) <= 2e-3 * largest
+    factors, squares, errors = _recurrence(part)
     turning = (np.abs(factors) < 1.98) & (squares > 1e-6 * squares.max())
-    return bool(fits.all() and (np.abs(factors) <= 2.002).all() and turning.sum() >= least)
+    fits = (errors <= 2e-3 * np.abs(part).max()) & (np.abs(factors) <= 2.002)
+    return bool(fits.all() and turning.sum() >= least)
 
 
 def _single_kernels(taps: np.ndarray) -> np.ndarray | None:

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
+from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.patterns import alternatives, escape, matches, pattern_list
 from onnxtrain.graph.shapes import infer_shapes
@@ -22,7 +23,7 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.call_text import read_call, read_literal
 from onnxtrain.operators.optimizer import LEARNING_RATES, Optimizer, as_fields
-from onnxtrain.parameters.names import NameOrigin, origin_of
+from onnxtrain.parameters.exporters import NameOrigin, origin_of
 from onnxtrain.parameters.readers import arrivals
 from onnxtrain.parameters.trainable import Initializer, matching, parameter_table
 
@@ -218,10 +219,9 @@ def merged_hints(
             matched = [name for name in names if any(matches(pattern, name) for pattern in patterns)]
             if matched and len(matched) < len(names):
                 others = [name for name in names if name not in matched]
-                more = f" and {len(others) - 2} more" if len(others) > 2 else ""
                 sentences.append(
                     f"{option} matches {matched[0]}, but the file holds it as one tensor ({row.name}) with "
-                    f"{', '.join(others[:2])}{more}, so it applies to all of them; untie= gives each module its own."
+                    f"{listed(others, 2)}, so it applies to all of them; untie= gives each module its own."
                 )
     return sentences
 

@@ -1,10 +1,7 @@
 """Find the nodes that read an initializer, and what they read it as: a weight, a setting or an operand.
 
-The readers of a tensor decide whether it is trained: where an operator reads a weight, the tensor is a parameter; where
-it reads a setting, the tensor is a constant. Readers are found through operators that only rename or rearrange
-(Identity, Cast, Reshape, Transpose, Slice, Concat, ...). Where readers leave it open, as Mul and Add do, values and
-name decide (:mod:`~onnxtrain.parameters.operands`); where these leave it open too, the tensor is not trained, and a
-hint says so.
+Readers are found through operators that only rename or rearrange (Identity, Cast, Reshape, Transpose, Slice, Concat,
+...). What they read decides for :mod:`~onnxtrain.parameters.classify`, or leaves it open.
 
 | reader | input | the tensor is |
 |---|---|---|
@@ -80,6 +77,24 @@ def summed_with(reader: Reader) -> ir.Node | None:
     return None if other is None else other.producer()
 
 
+def is_weight(value: ir.Value | None) -> bool:
+    """Return whether a value is a (rearranged) initializer."""
+    source = behind(value, REARRANGING)
+    return source is not None and source.is_initializer()
+
+
+def is_bias(reader: Reader) -> bool:
+    """Return whether a value is added to the result of a linear layer, not to a matmul of two activations."""
+    layer = summed_with(reader)
+    return layer is not None and (layer.domain, layer.op_type) in LINEAR and any(map(is_weight, layer.inputs))
+
+
+def is_operand_of_weight(reader: Reader) -> bool:
+    """Return whether the input is the data of a linear operator: its left operand, next to an initializer."""
+    node, index = reader
+    return index == 0 and is_linear(reader) and node.op_type != "Einsum" and is_weight(node.inputs[1])
+
+
 def read_through_identity(value: ir.Value) -> list[Reader]:
     """Return the readers of the elements of a value, directly or after Identity nodes.
 
@@ -91,16 +106,7 @@ def read_through_identity(value: ir.Value) -> list[Reader]:
 def arrivals(
     value: ir.Value, functions: Functions | None = None, through: Collection[str] = REARRANGING
 ) -> list[Reader]:
-    """Return the nodes that read the elements of a value, through shape operators and into functions and loops.
-
-    Args:
-        value: The value.
-        functions: Model-local functions; the nodes of the body replace a call.
-        through: ONNX operators that pass their first input on.
-
-    Returns:
-        Pairs of node and input index, each once, in order of discovery.
-    """
+    """Return the nodes that read the elements of a value, through shape operators and into functions and loops."""
     known = functions or {}
     found: dict[Reader, None] = {}
     waiting: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(value, ())]  # a value and its enclosing calls
@@ -145,9 +151,6 @@ def chooses_one(node: ir.Node) -> bool:
     return tensor is not None and tensor.size == 1
 
 
-_Slots = Mapping[tuple[str, str], tuple[int, ...]]
-
-
 class ReaderUse(Enum):
     """Purpose for which an operator reads a tensor; settings are described in words instead."""
 
@@ -155,74 +158,6 @@ class ReaderUse(Enum):
     STATE = "an initial state"
     OPEN = "an operand"
 
-
-LINEAR: _Slots = {
-    ("", "MatMul"): (0, 1),
-    ("", "Gemm"): (0, 1),
-    ("", "Conv"): (1,),
-    ("", "ConvTranspose"): (1,),
-    ("", "DeformConv"): (1,),
-    ("", "RNN"): (1, 2),
-    ("", "GRU"): (1, 2),
-    ("", "LSTM"): (1, 2),
-    (MICROSOFT_DOMAIN, "Attention"): (1,),
-    (MICROSOFT_DOMAIN, "ConvTransposeWithDynamicPads"): (1,),
-    (MICROSOFT_DOMAIN, "FusedConv"): (1,),
-    (MICROSOFT_DOMAIN, "FusedGemm"): (0, 1),
-    (MICROSOFT_DOMAIN, "FusedMatMul"): (0, 1),
-    (MICROSOFT_DOMAIN, "GemmFastGelu"): (1,),
-    (MICROSOFT_DOMAIN, "MoE"): (2, 4, 6),
-    (MICROSOFT_DOMAIN, "NhwcConv"): (1,),
-    (MICROSOFT_DOMAIN, "TransposeMatMul"): (0, 1),
-}
-"""Linear operators (matmul, convolution, recurrent layer) and their weight inputs."""
-
-LOOKUPS: _Slots = {
-    ("", "Gather"): (0,),
-    ("", "GatherND"): (0,),
-    ("", "GatherElements"): (0,),
-    (MICROSOFT_DOMAIN, "EmbedLayerNormalization"): (2, 3, 4),
-}
-"""Lookup operators and their table inputs."""
-
-NORMALIZATIONS: _Slots = {
-    ("", "BatchNormalization"): (1, 2),
-    ("", "GroupNormalization"): (1, 2),
-    ("", "InstanceNormalization"): (1, 2),
-    ("", "LayerNormalization"): (1, 2),
-    ("", "RMSNormalization"): (1,),
-    ("", "SimplifiedLayerNormalization"): (1,),
-    (MICROSOFT_DOMAIN, "EmbedLayerNormalization"): (5, 6),
-    (MICROSOFT_DOMAIN, "GroupNorm"): (1, 2),
-    (MICROSOFT_DOMAIN, "SkipGroupNorm"): (1, 2),
-    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): (2, 3),
-    (MICROSOFT_DOMAIN, "SkipSimplifiedLayerNormalization"): (2,),
-}
-"""Normalizations and their scale and bias inputs."""
-
-BIASES: _Slots = {
-    ("", "Conv"): (2,),
-    ("", "ConvTranspose"): (2,),
-    ("", "DeformConv"): (3,),
-    ("", "Gemm"): (2,),
-    ("", "RNN"): (3,),
-    ("", "GRU"): (3,),
-    ("", "LSTM"): (3, 7),
-    ("", "PRelu"): (1,),
-    (MICROSOFT_DOMAIN, "Attention"): (2,),
-    (MICROSOFT_DOMAIN, "BiasGelu"): (1,),
-    (MICROSOFT_DOMAIN, "FastGelu"): (1,),
-    (MICROSOFT_DOMAIN, "FusedConv"): (2,),
-    (MICROSOFT_DOMAIN, "FusedGemm"): (2,),
-    (MICROSOFT_DOMAIN, "GemmFastGelu"): (2,),
-    (MICROSOFT_DOMAIN, "MoE"): (3, 5, 7),
-    (MICROSOFT_DOMAIN, "MultiHeadAttention"): (3,),
-    (MICROSOFT_DOMAIN, "NhwcConv"): (2,),
-    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): (4,),
-}
-"""Layers and their bias, slope and peephole inputs."""
-
-_STATES: _Slots = {("", "LSTM"): (5, 6), ("", "GRU"): (5,), ("", "RNN"): (5,)}
 
 OPERAND_OF = "operand of "
 """Beginning of the purpose of a tensor that is compared."""
@@ -232,51 +167,106 @@ SCALE = "quantization scale"
 
 _ZERO_POINT = "quantization zero point"
 
-_SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
-    ("", "BatchNormalization"): {
-        3: "running mean of batch normalization",
-        4: "running variance of batch normalization",
-    },
-    ("", "Clip"): {1: "bound of Clip", 2: "bound of Clip"},
-    ("", "Dropout"): {1: "ratio of Dropout"},
-    ("", "OneHot"): {2: "values of OneHot"},
-    ("", "Pad"): {2: "padding value"},
-    ("", "Pow"): {1: "exponent of Pow"},
-    ("", "Range"): {0: "bound of Range", 1: "bound of Range", 2: "step of Range"},
-    ("", "Resize"): {1: "region of Resize", 2: "scales of Resize"},
-    ("", "RotaryEmbedding"): {
-        1: "a position table: cosines of RotaryEmbedding",
-        2: "a position table: sines of RotaryEmbedding",
-    },
-    ("", "STFT"): {2: "window of STFT"},
-    ("", "Upsample"): {1: "scales of Upsample"},
-    ("", "QuantizeLinear"): {1: SCALE},
-    ("", "DequantizeLinear"): {1: SCALE},
-    ("", "QLinearConv"): dict.fromkeys((1, 4, 6), SCALE),
-    ("", "QLinearMatMul"): dict.fromkeys((1, 4, 6), SCALE),
-    **{
-        ("", operator): dict.fromkeys((0, 1), f"{OPERAND_OF}{operator}")
-        for operator in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-    },
-    (MICROSOFT_DOMAIN, "DequantizeLinear"): {1: SCALE},
-    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): {2: SCALE},
-    (MICROSOFT_DOMAIN, "GatherBlockQuantized"): {2: SCALE},
-    (MICROSOFT_DOMAIN, "GroupQueryAttention"): {
-        7: "a position table: cosines of GroupQueryAttention",
-        8: "a position table: sines of GroupQueryAttention",
-    },
-    (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): dict.fromkeys((2, 3), SCALE),
-    (MICROSOFT_DOMAIN, "MatMulNBits"): {2: SCALE, 3: _ZERO_POINT},
-    (MICROSOFT_DOMAIN, "QAttention"): dict.fromkeys((3, 4), SCALE),
-    (MICROSOFT_DOMAIN, "QGemm"): dict.fromkeys((1, 4, 7), SCALE),
-    (MICROSOFT_DOMAIN, "QMoE"): dict.fromkeys((3, 6, 9), SCALE),
-    (MICROSOFT_DOMAIN, "QuantizeLinear"): {1: SCALE},
-    (MICROSOFT_DOMAIN, "RotaryEmbedding"): {
-        2: "a position table: cosines of RotaryEmbedding",
-        3: "a position table: sines of RotaryEmbedding",
-    },
+_TABLES = "a position table: cosines of {0}, a position table: sines of {0}"
+
+_INPUTS = {
+    "MatMul": "weight, weight",
+    "Gemm": "weight, weight, bias",
+    "Conv": "x, weight, bias",
+    "ConvTranspose": "x, weight, bias",
+    "DeformConv": "x, weight, offset, bias",
+    "RNN": "x, weight, weight, bias, lengths, state",
+    "GRU": "x, weight, weight, bias, lengths, state",
+    "LSTM": "x, weight, weight, bias, lengths, state, state, bias",
+    "PRelu": "x, bias",
+    "Gather": "table",
+    "GatherND": "table",
+    "GatherElements": "table",
+    "BatchNormalization": (
+        "x, affine, affine, running mean of batch normalization, running variance of batch normalization"
+    ),
+    "GroupNormalization": "x, affine, affine",
+    "InstanceNormalization": "x, affine, affine",
+    "LayerNormalization": "x, affine, affine",
+    "RMSNormalization": "x, affine",
+    "SimplifiedLayerNormalization": "x, affine",
+    "Clip": "x, bound of Clip, bound of Clip",
+    "Dropout": "x, ratio of Dropout",
+    "OneHot": "x, depth, values of OneHot",
+    "Pad": "x, pads, padding value",
+    "Pow": "x, exponent of Pow",
+    "Range": "bound of Range, bound of Range, step of Range",
+    "Resize": "x, region of Resize, scales of Resize",
+    "RotaryEmbedding": f"x, {_TABLES.format('RotaryEmbedding')}",
+    "STFT": "x, step, window of STFT",
+    "Upsample": "x, scales of Upsample",
+    **{name: f"{OPERAND_OF}{name}, {OPERAND_OF}{name}" for name in ("Equal", "Less", "LessOrEqual")},
+    **{name: f"{OPERAND_OF}{name}, {OPERAND_OF}{name}" for name in ("Greater", "GreaterOrEqual")},
+    "QuantizeLinear": f"x, {SCALE}",
+    "DequantizeLinear": f"integers, {SCALE}",
+    "ConvInteger": "x, integers",
+    "MatMulInteger": "integers, integers",
+    "QLinearConv": f"x, {SCALE}, zero, integers, {SCALE}, zero, {SCALE}",
+    "QLinearMatMul": f"integers, {SCALE}, zero, integers, {SCALE}, zero, {SCALE}",
+    "com.microsoft.Attention": "x, weight, bias",
+    "com.microsoft.BiasGelu": "x, bias",
+    "com.microsoft.ConvTransposeWithDynamicPads": "x, weight",
+    "com.microsoft.EmbedLayerNormalization": "tokens, segments, table, table, table, affine, affine",
+    "com.microsoft.FastGelu": "x, bias",
+    "com.microsoft.FusedConv": "x, weight, bias",
+    "com.microsoft.FusedGemm": "weight, weight, bias",
+    "com.microsoft.FusedMatMul": "weight, weight",
+    "com.microsoft.GemmFastGelu": "x, weight, bias",
+    "com.microsoft.GroupNorm": "x, affine, affine",
+    "com.microsoft.GroupQueryAttention": f"q, k, v, key, value, counts, total, {_TABLES.format('GroupQueryAttention')}",
+    "com.microsoft.MoE": "x, router, weight, bias, weight, bias, weight, bias",
+    "com.microsoft.MultiHeadAttention": "q, k, v, bias",
+    "com.microsoft.NhwcConv": "x, weight, bias",
+    "com.microsoft.RotaryEmbedding": f"x, positions, {_TABLES.format('RotaryEmbedding')}",
+    "com.microsoft.SkipGroupNorm": "x, affine, affine",
+    "com.microsoft.SkipLayerNormalization": "x, skip, affine, affine, bias",
+    "com.microsoft.SkipSimplifiedLayerNormalization": "x, skip, affine",
+    "com.microsoft.TransposeMatMul": "weight, weight",
+    "com.microsoft.QuantizeLinear": f"x, {SCALE}",
+    "com.microsoft.DequantizeLinear": f"integers, {SCALE}",
+    "com.microsoft.DynamicQuantizeMatMul": f"x, integers, {SCALE}",
+    "com.microsoft.GatherBlockQuantized": f"integers, tokens, {SCALE}",
+    "com.microsoft.MatMulIntegerToFloat": f"integers, integers, {SCALE}, {SCALE}",
+    "com.microsoft.MatMulNBits": f"x, integers, {SCALE}, {_ZERO_POINT}",
+    "com.microsoft.QAttention": f"x, integers, offset, {SCALE}, {SCALE}",
+    "com.microsoft.QGemm": f"x, {SCALE}, zero, integers, {SCALE}, zero, offset, {SCALE}",
+    "com.microsoft.QLinearAdd": "integers, scale, zero, integers",
+    "com.microsoft.QLinearMul": "integers, scale, zero, integers",
+    "com.microsoft.QMoE": f"x, router, integers, {SCALE}, offset, integers, {SCALE}, offset, integers, {SCALE}",
 }
-"""Inputs that configure an operator, with their meaning."""
+"""What operators read, input by input: weights, biases, scales and biases of normalizations (affine), tables of
+lookups, integers of quantized weights, initial states, settings in words of several parts, and data by other names."""
+
+_PURPOSES = {
+    (domain, operator): dict(enumerate(inputs.split(", ")))
+    for name, inputs in _INPUTS.items()
+    for domain, _, operator in [name.rpartition(".")]
+}
+
+
+def _with(purpose: str) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the operators with inputs of this purpose, and these inputs."""
+    found = {key: tuple(at for at, own in inputs.items() if own == purpose) for key, inputs in _PURPOSES.items()}
+    return {key: slots for key, slots in found.items() if slots}
+
+
+LINEAR = _with("weight")
+"""Linear operators (matmul, convolution, recurrent layer) and their weight inputs."""
+
+NORMALIZATIONS = _with("affine")
+"""Normalizations and their scale and bias inputs."""
+
+_QUANTIZED_WEIGHTS = _with("integers")
+
+
+def _purpose(reader: Reader) -> str:
+    node, index = reader
+    return _PURPOSES.get((node.domain, node.op_type), {}).get(index, "")
 
 
 def use_of(reader: Reader) -> ReaderUse | str:
@@ -288,44 +278,25 @@ def use_of(reader: Reader) -> ReaderUse | str:
         >>> [use_of((ir.Node("", operator, [x, w]), 1)) for operator in ("MatMul", "Pow", "Mul")]
         [<ReaderUse.WEIGHT: 'a weight'>, 'exponent of Pow', <ReaderUse.OPEN: 'an operand'>]
     """
-    node, index = reader
-    setting = _SETTINGS.get((node.domain, node.op_type), {}).get(index)
-    if setting is not None:
-        return setting
+    node, _ = reader
+    purpose = _purpose(reader)
+    if " " in purpose:
+        return purpose
     if node.domain == MICROSOFT_DOMAIN and node.op_type.startswith("QLinear"):
         return SCALE
-    if is_linear(reader) or is_lookup(reader) or is_normalization(reader) or _is_in(BIASES, reader):
+    if is_linear(reader) or is_lookup(reader) or purpose in ("affine", "bias"):
         return ReaderUse.WEIGHT
     if is_scale(reader):
         return SCALE
     if _is_zero_point(reader):
         return _ZERO_POINT
-    return ReaderUse.STATE if _is_in(_STATES, reader) else ReaderUse.OPEN
+    return ReaderUse.STATE if purpose == "state" else ReaderUse.OPEN
 
 
 INTEGERS = frozenset(
     getattr(ir.DataType, name) for name in ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16")
 )
 """Element types of quantized values."""
-
-_QUANTIZED_WEIGHTS: _Slots = {
-    ("", "ConvInteger"): (1,),
-    ("", "DequantizeLinear"): (0,),
-    ("", "MatMulInteger"): (0, 1),
-    ("", "QLinearConv"): (3,),
-    ("", "QLinearMatMul"): (0, 3),
-    (MICROSOFT_DOMAIN, "DequantizeLinear"): (0,),
-    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): (1,),
-    (MICROSOFT_DOMAIN, "GatherBlockQuantized"): (0,),
-    (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): (0, 1),
-    (MICROSOFT_DOMAIN, "MatMulNBits"): (1,),
-    (MICROSOFT_DOMAIN, "QAttention"): (1,),
-    (MICROSOFT_DOMAIN, "QGemm"): (3,),
-    (MICROSOFT_DOMAIN, "QLinearAdd"): (0, 3),
-    (MICROSOFT_DOMAIN, "QLinearMul"): (0, 3),
-    (MICROSOFT_DOMAIN, "QMoE"): (2, 5, 8),
-}
-"""Operators on quantized weights and their inputs for these."""
 
 _BEHIND_INTEGERS = REARRANGING | {"Add", "BitShift", "BitwiseAnd", "BitwiseOr", "Clip", "Gather", "Mod", "Sub"}
 """Operators between stored integers, or rounded values, and the multiplication with their scale."""
@@ -388,7 +359,7 @@ def quantized_weights(graph: ir.Graph) -> dict[str, int]:
         if tensor is None or tensor.size < _LEAST_WEIGHT or value.dtype is None or value.dtype.bitwidth > _WIDEST:
             continue
         readers = arrivals(value, through=_BEHIND_INTEGERS)
-        reader = next((reader for reader in readers if _is_in(_QUANTIZED_WEIGHTS, reader)), None)
+        reader = next((reader for reader in readers if _purpose(reader) == "integers"), None)
         if reader is not None:
             node = reader[0]
             bits = node.attributes["bits"].as_int() if "bits" in node.attributes else 4
@@ -448,20 +419,15 @@ def is_linear(reader: Reader) -> bool:
     node, _ = reader
     if node.op_type == "Einsum" and not node.domain:
         return len(node.inputs) > 1
-    return _is_in(LINEAR, reader)
+    return _purpose(reader) == "weight"
 
 
 def is_lookup(reader: Reader) -> bool:
     """Return whether the input is the table of a lookup."""
     node, _ = reader
-    return _is_in(LOOKUPS, reader) and not (node.op_type == "Gather" and chooses_one(node))
+    return _purpose(reader) == "table" and not (node.op_type == "Gather" and chooses_one(node))
 
 
 def is_normalization(reader: Reader) -> bool:
     """Return whether the input is the scale or bias of a normalization."""
-    return _is_in(NORMALIZATIONS, reader)
-
-
-def _is_in(slots: _Slots, reader: Reader) -> bool:
-    node, index = reader
-    return index in slots.get((node.domain, node.op_type), ())
+    return _purpose(reader) == "affine"

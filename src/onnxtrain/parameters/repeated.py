@@ -11,7 +11,7 @@ from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.parameters.program import is_declared_parameter
+from onnxtrain.parameters.exporters.pytorch import is_declared_parameter
 from onnxtrain.parameters.readers import SHAPE_ONLY
 from onnxtrain.parameters.stored import as_stored
 from onnxtrain.parameters.ties import Copy, Rows
@@ -21,10 +21,6 @@ def find_repeated(model: ir.Model, size: int | None) -> list[Copy]:
     """Find initializers that hold one tensor for each example: equal rows along the batch axis of those who read them.
 
     Exporters fold the expansion of a class token, of queries or of an initial state to the batch size.
-
-    Args:
-        model: A working copy whose shapes are inferred.
-        size: Its fixed batch size, if any.
     """
     if size is None or size < 2:
         return []

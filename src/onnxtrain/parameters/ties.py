@@ -13,7 +13,9 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.patterns import matches, no_match, pattern_list
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.parameters.names import module_of, role_in_module
+from onnxtrain.parameters.exporters import module_of
+from onnxtrain.parameters.fixed_values import has_one_value
+from onnxtrain.parameters.names import role_in_module
 from onnxtrain.parameters.readers import SHAPE_ONLY, is_statistic, role_of
 
 _FLOATING = (
@@ -70,16 +72,6 @@ def untied(
 def is_mergeable(array: np.ndarray) -> bool:
     """Return whether exporters may have merged an array with equal ones: a vector, or a tensor of one value."""
     return array.ndim <= 1 or has_one_value(array)
-
-
-def has_one_value(array: np.ndarray) -> bool:
-    """Return whether all elements are equal, as in untrained scales and biases.
-
-    Example:
-        >>> has_one_value(np.ones((1, 4, 1))), has_one_value(np.eye(2))
-        (True, False)
-    """
-    return bool(array.size and array.flat[0] == array.flat[-1] and (array == array.flat[0]).all())
 
 
 def copy_name(name: str, node: onnx.NodeProto, position: int, number: int) -> str:

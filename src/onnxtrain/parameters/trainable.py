@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.missing import reached
@@ -16,36 +14,10 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.graph.value import constant_tensor, dimensions, is_float
-from onnxtrain.model_file.embedded_weights import CONSTANT, LITERAL
-from onnxtrain.parameters.buffers import mask_reason, table_reason
-from onnxtrain.parameters.names import NameOrigin, module_paths, node_names, origin, origin_of
-from onnxtrain.parameters.operands import (
-    FILL,
-    LEARNED,
-    REASON,
-    Decision,
-    is_scalar,
-    is_weight_of_layer,
-    may_be_fresh,
-    operand_decision,
-    preprocessing,
-    rotary_tables,
-    scalar_decision,
-    scalar_readers,
-)
-from onnxtrain.parameters.program import declared_kind, is_declared_parameter, is_folded_constant
-from onnxtrain.parameters.readers import (
-    OPERAND_OF,
-    SCALE,
-    Functions,
-    Reader,
-    ReaderUse,
-    arrivals,
-    read_through_identity,
-    role_of,
-    use_of,
-)
-from onnxtrain.parameters.ties import has_one_value
+from onnxtrain.parameters.classify import FILL, Tensor, classify, may_be_fresh, rotary_tables
+from onnxtrain.parameters.exporters import NameOrigin, origin_of
+from onnxtrain.parameters.names import module_paths, node_names
+from onnxtrain.parameters.readers import SCALE, Reader, arrivals, read_through_identity, role_of
 
 
 @dataclass(frozen=True)
@@ -89,12 +61,12 @@ def parameter_table(
     straight_through: bool = False,
     learned: Collection[str] = (),
     copies: Mapping[str, Sequence[str]] | None = None,
+    elsewhere: Callable[[], Sequence[Initializer]] = tuple,
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
-    A parameter is a floating weight that the loss depends on through a differentiable path. Its readers decide whether
-    a tensor is a weight (the table of :mod:`~onnxtrain.parameters.readers`), then its values and its name. A tensor
-    that they leave open is not a parameter, and is marked as undecided.
+    A parameter is a floating weight that the loss depends on through a differentiable path, and that
+    :mod:`~onnxtrain.parameters.classify` takes for one; what that leaves undecided is marked.
 
     Args:
         model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
@@ -106,6 +78,7 @@ def parameter_table(
         straight_through: True if gradients pass through operators that round or quantize.
         learned: Initializers that are parameters whatever their use and name.
         copies: Names of initializers computed from others, by the names of these: patterns match both.
+        elsewhere: Returns the floating tensors that the working copy lacks, for the error.
 
     Raises:
         OptionError: A pattern matches no initializer.
@@ -116,7 +89,7 @@ def parameter_table(
         for name, value in graph.initializers.items()
     }
     chosen = {
-        option: None if given is None else matching(option, pattern_list(given), paths, model)
+        option: None if given is None else matching(option, pattern_list(given), paths, model, elsewhere)
         for option, given in (("train", train), ("freeze", freeze))
     }
     named = {*learned, *pattern_list(train)}
@@ -125,28 +98,26 @@ def parameter_table(
     # Before functions are expanded: an operator shows the role of its inputs, its body does not.
     # Tensors that options keep are not read: those of an adapter's base may be a mapped file.
     kept = {name for name in graph.initializers if _is_kept(name, chosen["train"], chosen["freeze"])}
-    roles = {
-        value: _role_of(value, model.functions)
+    tensors = {
+        value: Tensor(value, model.functions)
         for name, value in given
         if is_float(value) and _is_trained(value) and name not in kept
     }
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
     is_nameless = not any(origin_of(name) is NameOrigin.MODULE for name, value in given if value in reached)
-    rotary = rotary_tables(value for value, role in roles.items() if value in reached and not any(role))
+    rotary = rotary_tables(tensor for value, tensor in tensors.items() if value in reached)
     for name, value in given:
         reason, undecided, doubt = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False, ""
-        if not reason and roles[value].use == SCALE and name not in learned and name in named:
+        if not reason and tensors[value].setting == SCALE and name not in learned and name in named:
             raise OptionError(
                 f"train= names {name!r}, a quantization scale; qat=True trains its logarithm, which keeps its sign."
             )
         if not reason and name not in named:
-            decision, doubt = _decision(value, roles[value], value in rotary)
+            decision, doubt = classify(tensors[value], rotary)
             # Without module names, as in jax2onnx files, an untrained scale looks like an exporter's fill.
-            reason, undecided = (
-                decision.reason,
-                decision.open or (is_nameless and decision == FILL and may_be_fresh(value)),
-            )
+            is_fresh = is_nameless and decision == FILL and may_be_fresh(tensors[value])
+            reason, undecided = decision.reason, decision.open or is_fresh
         shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
         dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
         uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
@@ -159,17 +130,14 @@ def parameter_table(
     return rows
 
 
-_EXPONENT = "exponent of Pow"
-
-
-def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> set[str]:
+def matching(
+    option: str,
+    patterns: Sequence[str],
+    paths: Mapping[str, tuple[str, ...]],
+    model: ir.Model,
+    elsewhere: Callable[[], Sequence[Initializer]] = tuple,
+) -> set[str]:
     """Return the initializers that patterns match, by name, by module path, or else by the nodes that read them.
-
-    Args:
-        option: Name of the option, for error messages.
-        patterns: Glob patterns.
-        paths: Module paths by the names of initializers.
-        model: A working copy whose functions are not expanded.
 
     Raises:
         OptionError: A pattern matches nothing.
@@ -188,6 +156,10 @@ def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str
             nodes = {name: node_names(model.graph.initializers[name], model.functions) for name in paths}
             matched = {name for name, others in nodes.items() if matches(pattern, *others)}
         if not matched:
+            for row in elsewhere():
+                if matches(pattern, row.name):
+                    told = f"which cannot be trained: {row.reason}"
+                    raise OptionError(f"{option}={pattern!r} matches {row.name!r}, {told}.")
             known = [others[0] if others else name for name, others in paths.items()]
             advice = "`onnxtrain inspect MODEL` lists them."
             raise OptionError(no_match(option, pattern, "initializer", known, advice))
@@ -233,92 +205,6 @@ def _is_kept(name: str, train: set[str] | None, freeze: set[str] | None) -> str:
 def _is_trained(value: ir.Value) -> bool:
     """Return whether the optimizers support its type."""
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-
-
-class _Role(NamedTuple):
-    """Purpose of a constant.
-
-    Attributes:
-        use: What all operators that read it configure by it; "" if one reads a weight or an operand.
-        table: Why it is a fixed table by its name, values or readers; "" where it is not.
-        is_recurrent: True for a weight of a recurrent layer, which no code writes as a literal.
-    """
-
-    use: str = ""
-    table: str = ""
-    is_recurrent: bool = False
-
-
-def _role_of(value: ir.Value, functions: Functions) -> _Role:
-    readers = scalar_readers(value, functions) if is_scalar(value) else arrivals(value, functions)
-    uses = {use_of(reader) for reader in readers}
-    settings = sorted(use for use in uses if isinstance(use, str))
-    if settings and ReaderUse.WEIGHT not in uses:
-        return _Role(use=" and ".join(settings))
-    is_recurrent = any(node.op_type in ("LSTM", "GRU", "RNN") and index in (1, 2, 3, 7) for node, index in readers)
-    return _Role(table=table_reason(value, functions, readers), is_recurrent=is_recurrent)
-
-
-def _decision(value: ir.Value, role: _Role, is_rotary: bool) -> tuple[Decision, str]:
-    """Decide on a tensor that the loss depends on and no option names, and return a doubt about a parameter.
-
-    What the file declares comes first: an ``nn.Parameter`` is trained unless no gradient passes its use; buffers,
-    tensors of the code, and what the exporter computed from these alone are not. Then use, values and name decide.
-
-    Args:
-        value: The tensor.
-        role: Its purpose as a constant.
-        is_rotary: True if it is one of a pair of cosine and sine tables.
-    """
-    kind = "folded" if is_folded_constant(value) else declared_kind(value)
-    declared = None if kind == LITERAL and role.is_recurrent else _DECLARED.get(kind)
-    if is_declared_parameter(value) and 0 not in (dimensions(value) or ()):
-        if role.use and not all(part.startswith(_PASSED) for part in role.use.split(" and ")):
-            return Decision(role.use), ""
-        return LEARNED, role.table or ("" if is_scalar(value) else mask_reason(value))
-    judged = _judged(value, role, is_rotary)
-    if kind == CONSTANT and is_scalar(value) and not is_weight_of_layer(value):
-        return Decision(judged.reason or REASON), ""  # one value in a node or body is a number of a formula
-    return (Decision(declared) if declared and (judged.open or not judged.reason) else judged), ""
-
-
-def _judged(value: ir.Value, role: _Role, is_rotary: bool) -> Decision:
-    """Decide by use, values and name."""
-    if role.use:
-        # An author's exponent may be trained, as in generalized-mean pooling, and so may a threshold that is compared.
-        may_be = role.use == _EXPONENT or all(part.startswith(OPERAND_OF) for part in role.use.split(" and "))
-        is_authors = origin(value) is not NameOrigin.EXPORTER
-        return Decision(
-            role.use, open=may_be and (is_authors or (role.use == _EXPONENT and _has_several_values(value)))
-        )
-    if role.table:
-        return Decision(role.table)
-    if is_scalar(value):
-        return preprocessing(value, arrivals(value)) or scalar_decision(value)
-    shape = dimensions(value)
-    if shape is not None and 0 in shape:
-        return Decision("empty")
-    if is_rotary:
-        return Decision("a position table: cosines and sines")
-    reason = mask_reason(value)
-    return Decision(reason) if reason else operand_decision(value)
-
-
-def _has_several_values(value: ir.Value) -> bool:
-    """Return whether a tensor has elements that differ, which no exporter writes as an exponent."""
-    tensor = value.const_value
-    return tensor is not None and not is_scalar(value) and not has_one_value(np.asarray(tensor.numpy()))
-
-
-_PASSED = (OPERAND_OF, "bound of Clip", "exponent of Pow", "padding value", "window of STFT")
-"""Purposes that leave open whether a declared parameter is one: gradients pass these inputs, or the others it has."""
-
-_DECLARED = {
-    "BUFFER": "a buffer of a PyTorch module",
-    "CONSTANT_TENSOR": "a tensor written in the model's code",
-    "folded": "computed from constants by the exporter",
-    LITERAL: "a tensor written in the model's code, by its name",
-}
 
 
 def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import HALVES
 from onnxtrain.losses.partial_batches import FixedBatch
@@ -111,6 +112,4 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _listed(names: Any) -> str:
-    shown = sorted(names)
-    more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-    return ", ".join(map(repr, shown[:4])) + more if shown else "nothing"
+    return listed(map(repr, sorted(names)), 4) or "nothing"

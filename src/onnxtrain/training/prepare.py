@@ -13,6 +13,7 @@ from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.errors._internal import gc_paused
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.declared_shapes import declared_otherwise
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
@@ -31,9 +32,10 @@ from onnxtrain.losses.heads import (
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.losses.probabilities import find_scores
 from onnxtrain.lowering.training_info.recipe import Names, free_names
+from onnxtrain.parameters.embedded_weights import other_tensors
+from onnxtrain.parameters.exporters.pytorch import forget_traces
 from onnxtrain.parameters.groups import group_hints, merged_hints
 from onnxtrain.parameters.masks import KEEP, check_masks, zero_masks, zeros_to_keep
-from onnxtrain.parameters.names import forget_traces
 from onnxtrain.parameters.repeated import declared_learned, find_repeated, train_as_one
 from onnxtrain.parameters.ties import Copy, choose_copies, compute_copies, find_copies, value_reader
 from onnxtrain.parameters.trainable import Initializer, parameter_table
@@ -259,6 +261,7 @@ def _table(
             tied.original: [other.name for other in objective.copies if other.original == tied.original]
             for tied in objective.copies
         },
+        elsewhere=lambda: other_tensors(config.model.proto),
     )
     if differentiable:
         trained = [graph.initializers[row.name] for row in rows if row.trainable]
@@ -344,10 +347,9 @@ def _repeated(objective: Objective) -> list[str]:
     found = {copy.name: copy.rows.examples for copy in objective.copies if copy.rows is not None}
     if not found:
         return []
-    names = ", ".join([*found][:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     return [
-        f"{names}: equal for each of the {max(found.values())} examples of the fixed batch, as exporters copy a token; "
-        "trained as one."
+        f"{listed(found)}: equal for each of the {max(found.values())} examples of the fixed batch, as exporters copy "
+        "a token; trained as one."
     ]
 
 
@@ -382,8 +384,7 @@ def _merged_zeros(objective: Objective, config: TrainingConfig) -> list[str]:
 def _zeros_of(masks: Mapping[str, np.ndarray]) -> str:
     size = sum(mask.size for mask in masks.values())
     zeros = size - sum(int(np.count_nonzero(mask)) for mask in masks.values())
-    listed = ", ".join(list(masks)[:3]) + (f" and {len(masks) - 3} more" if len(masks) > 3 else "")
-    return f"{zeros:,} of {size:,} elements of {listed}"
+    return f"{zeros:,} of {size:,} elements of {listed(masks)}"
 
 
 def _set_accuracy(model: ir.Model, level: int | None) -> None:

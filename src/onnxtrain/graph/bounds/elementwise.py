@@ -21,6 +21,7 @@ from onnxtrain.graph.bounds.facts import (
     Facts,
     Rule,
     attribute,
+    common,
     constantly,
     dims,
     hull,
@@ -31,7 +32,7 @@ from onnxtrain.graph.bounds.facts import (
     totals_of,
 )
 from onnxtrain.graph.bounds.shares import normalizes_log, share_of
-from onnxtrain.graph.value import behind, dimensions
+from onnxtrain.graph.value import behind
 
 
 def _increasing(function: Callable[[float], Any]) -> Rule:
@@ -195,7 +196,7 @@ def _mixture(
     facts: Facts, weights: ir.Value | None, mixed: ir.Value | None, value: ir.Value
 ) -> tuple[int, Fact] | None:
     """Return the axis along which weights sum to one, and the fact of the values that they multiply."""
-    rank, own = rank_of(value), None if weights is None else dimensions(weights)
+    rank, own = rank_of(value), dims(weights)
     fact, values = facts.of(weights), facts.of(mixed)
     if rank is None or own is None or fact.low < 0:
         return None
@@ -251,12 +252,10 @@ def _where(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
         found = hull(*cut)
     else:
         found = hull(facts.of(one), facts.of(other))
-    rank, own = rank_of(value), None if condition is None else dimensions(condition)
+    rank, own = rank_of(value), dims(condition)
     if rank is None or own is None:
         return found
-    totals = [totals_of(facts, each, value) for each in (one, other)]
-    shift = rank - len(own)
-    same = {axis: total for axis, total in totals[0].items() if abs(totals[1].get(axis, math.inf) - total) <= SMALL}
+    shift, same = rank - len(own), common(*(totals_of(facts, each, value) for each in (one, other)))
     return replace(found, sums={a: total for a, total in same.items() if a < shift or own[a - shift] == 1})
 
 
@@ -305,14 +304,9 @@ def value_between(facts: Facts, node: ir.Node, value: ir.Value) -> Fact | None:
             if minus is None or minus.op_type != "Sub" or not facts.of(weight).is_probability:
                 continue
             if behind(start, SAME) is behind(minus.inputs[node.op_type == "Add"], SAME):
-                one, other = (totals_of(facts, each, value) for each in minus.inputs)
+                same = common(*(totals_of(facts, each, value) for each in minus.inputs))
                 shape, rank = dims(weight) or (None,), rank_of(value) or 0
-                sums = {
-                    axis: total
-                    for axis, total in one.items()
-                    if abs(other.get(axis, math.inf) - total) <= SMALL
-                    and (axis < rank - len(shape) or shape[axis - rank] == 1)
-                }
+                sums = {a: s for a, s in same.items() if a < rank - len(shape) or shape[a - rank] == 1}
                 return replace(hull(*map(facts.of, minus.inputs)), sums=sums)
     return None
 

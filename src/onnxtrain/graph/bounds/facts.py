@@ -237,6 +237,20 @@ def hull(*facts: Fact) -> Fact:
     return Fact(min(fact.low for fact in facts), max(fact.high for fact in facts), linear=all(f.linear for f in facts))
 
 
+def common(first: Mapping[int, float], *others: Mapping[int, float]) -> dict[int, float]:
+    """Return the sums that all have along the same axes."""
+    return {
+        axis: total
+        for axis, total in first.items()
+        if all(abs(other.get(axis, math.inf) - total) <= SMALL for other in others)
+    }
+
+
+def whole_order(order: np.ndarray | None, size: Dimension) -> bool:
+    """Return whether indices take each entry of an axis once."""
+    return order is not None and isinstance(size, int) and sorted(order.reshape(-1) % size) == [*range(size)]
+
+
 def dims(value: ir.Value | None) -> tuple[Dimension, ...] | None:
     """Return the shape of a value, where it is known."""
     return None if value is None else dimensions(value)
@@ -244,7 +258,7 @@ def dims(value: ir.Value | None) -> tuple[Dimension, ...] | None:
 
 def rank_of(value: ir.Value | None) -> int | None:
     """Return the number of axes of a value, where it is known."""
-    shape = None if value is None else dimensions(value)
+    shape = dims(value)
     return None if shape is None else len(shape)
 
 
@@ -271,7 +285,7 @@ def constantly(fact: Fact) -> Rule:
 
 def totals_of(facts: Facts, operand: ir.Value | None, value: ir.Value) -> dict[int, float]:
     """Return the sums of an operand along the axes of the broadcast result."""
-    fact, shape, own = facts.of(operand), dimensions(value), None if operand is None else dimensions(operand)
+    fact, shape, own = facts.of(operand), dimensions(value), dims(operand)
     if shape is None:
         return {}
     if fact.number is not None and (own is None or math.prod(d if isinstance(d, int) else 2 for d in own) == 1):

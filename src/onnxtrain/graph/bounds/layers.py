@@ -19,6 +19,7 @@ from onnxtrain.graph.bounds.facts import (
     Facts,
     attribute,
     axis_of,
+    common,
     constantly,
     dims,
     hull,
@@ -61,13 +62,11 @@ def _reduced_axes(facts: Facts, node: ir.Node) -> list[int] | None:
     if node.op_type.startswith("Global"):
         return None if rank is None else list(range(2, rank))
     axes = facts.ints(node, "axes", 1)
-    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+    if rank is None or (axes is None and len(node.inputs) > 1 and node.inputs[1] is not None):
         return None
-    if rank is None:
-        return None
-    return (
-        [axis % rank for axis in axes] if axes else [] if attribute(node, "noop_with_empty_axes", 0) else [*range(rank)]
-    )
+    if not axes:
+        return [] if attribute(node, "noop_with_empty_axes", 0) else [*range(rank)]
+    return [axis % rank for axis in axes]
 
 
 def _without(sums: Mapping[int, float], axes: Sequence[int], *, keep: bool) -> dict[int, float]:
@@ -102,7 +101,7 @@ def _summed(x: Fact, axes: list[int] | None, summed: ir.Value | None, *, keep: b
             return replace(mixed, sums=_without(mixed.sums, axes, keep=keep))
         if axes[0] in x.sums:
             return Fact(x.sums[axes[0]], x.sums[axes[0]])
-    shape = None if summed is None else dimensions(summed)
+    shape = dims(summed)
     sizes = [shape[axis] for axis in axes] if shape is not None and axes is not None else [None]
     if all(isinstance(size, int) for size in sizes):
         count = math.prod(size for size in sizes if isinstance(size, int))
@@ -170,8 +169,7 @@ def _is_learned(facts: Facts, value: ir.Value | None) -> bool:
 def _if(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     branches = [node.attributes[name].value for name in ("then_branch", "else_branch")]
     one, other = (facts.of(branch.outputs[value.index() or 0]) for branch in branches)
-    same = {a: s for a, s in one.sums.items() if abs(other.sums.get(a, math.inf) - s) <= SMALL}
-    return replace(hull(one, other), sums=same)
+    return replace(hull(one, other), sums=common(one.sums, other.sums))
 
 
 def _loop(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
@@ -182,10 +180,8 @@ def _loop(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     carried = len(node.inputs) - (stacked or 0 if scan else 2)
     result = facts.of(body.outputs[index if scan else index + 1])
     if index < carried:
-        found = hull(result, facts.of(node.inputs[index if scan else index + 2]))
-        return replace(
-            found, sums=result.sums if result.sums == facts.of(node.inputs[index + (0 if scan else 2)]).sums else {}
-        )
+        start = facts.of(node.inputs[index if scan else index + 2])
+        return replace(hull(result, start), sums=common(result.sums, start.sums))
     axes = attribute(node, "scan_output_axes", None) or [0] * len(node.outputs)
     at = axes[index - carried]
     return replace(result, sums={a + (a >= at): s for a, s in result.sums.items()} if at >= 0 else {}, log=None)

@@ -24,6 +24,7 @@ from onnxtrain.graph.bounds.facts import (
     of_array,
     rank_of,
     totals_of,
+    whole_order,
 )
 from onnxtrain.graph.value import Dimension, dimensions
 
@@ -112,8 +113,7 @@ def _gather(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     order, shape = facts.constant(node.inputs[1]), dims(node.inputs[0])
     if axis is None or rank is None:
         return moved(x, lambda fact: {})
-    size = shape[axis] if shape else None
-    whole = rank == 1 and order is not None and isinstance(size, int) and sorted(order % size) == [*range(size)]
+    whole = rank == 1 and whole_order(order, shape[axis] if shape else None)
     return moved(
         x,
         lambda fact: {
@@ -129,13 +129,7 @@ def _gather_nd(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     if not shape or not own or not isinstance(shape[-1], int) or attribute(node, "batch_dims", 0):
         return Fact(x.low, x.high, linear=x.linear)
     order, indexed, shift = facts.constant(node.inputs[1]), shape[-1], len(shape) - 1 - shape[-1]
-    size = own[0]
-    whole = (
-        indexed == 1 == len(shape) - 1
-        and order is not None
-        and isinstance(size, int)
-        and sorted(order.reshape(-1) % size) == [*range(size)]
-    )
+    whole = indexed == 1 == len(shape) - 1 and whole_order(order, own[0])
     return moved(x, lambda fact: {a + shift: total for a, total in fact.sums.items() if a >= indexed or whole})
 
 

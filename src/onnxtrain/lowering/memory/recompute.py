@@ -16,7 +16,7 @@ exporter fuses it with the norm behind it, the layer would keep both terms.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -30,16 +30,13 @@ from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.patterns import matches, no_match
 from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.value import is_float
-from onnxtrain.operators.call_text import read_literal
+from onnxtrain.parameters.exporters.pytorch import scopes
 
 LAYERS = "layers"
 """The pattern of ``recompute`` that recomputes each numbered layer separately."""
 
 _LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
 """A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
-
-_SCOPES = "pkg.torch.onnx.name_scopes"
-"""Metadata in which PyTorch's exporter lists the modules around a node, which it names ``node_linear_4``."""
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
 """Operators whose second result may differ, or that communicate between processes."""
@@ -73,21 +70,11 @@ def number_layers(graph: ir.Graph, patterns: Sequence[str]) -> dict[str, str]:
 
 def _layer_of(node: ir.Node) -> str:
     """Return the dotted path of the layer that a node is in; "" if it is in none."""
-    for name in (node.name or "", *_scopes(node)):
+    for name in (node.name or "", *(scopes(node.metadata_props) or ())):
         match = re.search(_LAYER, name)
         if match is not None:
             return name[: match.end()].replace("/", ".").strip(".")
     return ""
-
-
-def _scopes(node: ir.Node) -> Iterator[str]:
-    text = node.metadata_props.get(_SCOPES, "")
-    try:
-        scopes = read_literal(text) if text else ()
-    except ValueError:  # another tool's text
-        return
-    if isinstance(scopes, (list, tuple)):
-        yield from (scope for scope in scopes if isinstance(scope, str))
 
 
 def _full_names(names: set[str]) -> dict[str, str]:

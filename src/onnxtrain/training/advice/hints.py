@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections import Counter
@@ -13,31 +12,35 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.upstream.sessions import mixed_two_bits
-from onnxtrain.parameters.buffers import BY_VALUES, is_weight
-from onnxtrain.parameters.names import (
-    is_added_variable,
-    is_computed,
-    is_folded_scale,
-    is_variable,
-    last_word,
-    module_of,
+from onnxtrain.parameters.classify import BY_VALUES
+from onnxtrain.parameters.exporters import gives, module_of
+from onnxtrain.parameters.exporters.pytorch import (
+    CALL,
+    folded_norms,
+    folded_parameters,
+    has_biased_call,
+    lost_parameters,
+    renormed_tables,
 )
-from onnxtrain.parameters.program import CALL, folded_parameters, lost_parameters, renormed_tables
+from onnxtrain.parameters.fixed_values import has_one_value
+from onnxtrain.parameters.names import last_word
 from onnxtrain.parameters.readers import (
     LINEAR,
     Reader,
     arrivals,
     behind_identity,
     is_statistic,
+    is_weight,
     quantized_weights,
     read_through_identity,
     summed_with,
     trains_integers,
     use_of,
 )
-from onnxtrain.parameters.ties import Copy, has_one_value
+from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.training.working_copy.kv_cache import cache_hints
 from onnxtrain.training.working_copy.training_modes import LayerCounts, is_batch_norm
@@ -168,7 +171,7 @@ def _undecided(names: Sequence[str]) -> list[Hint]:
     one = len(names) == 1
     return [
         Hint(
-            f"{_listed(names)} {'is' if one else 'are'} not trained: neither use nor name shows that "
+            f"{listed(names)} {'is' if one else 'are'} not trained: neither use nor name shows that "
             f"{'it is' if one else 'they are'} learned. {_train(names)}, and freeze={_quoted(names[0])} keeps "
             f"{'it' if one else 'the first'} without this hint.",
             surprising=True,
@@ -196,9 +199,9 @@ def _constants(table: Sequence[Initializer]) -> list[Hint]:
     names = [name for group in kinds.values() for name in group]
     if not names:
         return []
-    listed = "; ".join(f"{_listed(group)} ({kind})" for kind, group in kinds.items())
+    groups = "; ".join(f"{listed(group)} ({kind})" for kind, group in kinds.items())
     count = _several(names, "1 tensor is", f"{len(names)} tensors are")
-    text = f"{count} not trained, by {_several(names, 'its', 'their')} values: {listed}. {_train(names)}."
+    text = f"{count} not trained, by {_several(names, 'its', 'their')} values: {groups}. {_train(names)}."
     return [Hint(text, surprising=False)]
 
 
@@ -210,7 +213,7 @@ def _doubtful(table: Sequence[Initializer]) -> list[Hint]:
     names = [row.name for row in rows]
     return [
         Hint(
-            f"The file declares {_listed(names)} as {_several(names, 'a parameter', 'parameters')}, which "
+            f"The file declares {listed(names)} as {_several(names, 'a parameter', 'parameters')}, which "
             f"{_several(names, 'is', 'are')} trained, but the values are those of a constant ({rows[0].doubt}). If the "
             f"program does not train {_several(names, 'it', 'them')} (requires_grad=False), give "
             f"freeze={_quoted(names[0])}.",
@@ -230,7 +233,7 @@ def _dropped(names: Sequence[str]) -> list[Hint]:
     return [
         Hint(
             f"The exporter left out {len(names)} bias{'' if one else 'es'} that {'was' if one else 'were'} zero "
-            f"({_listed(names)}): {'it is' if one else 'they are'} not in the file and cannot be trained. "
+            f"({listed(names)}): {'it is' if one else 'they are'} not in the file and cannot be trained. "
             "torch.onnx.export(..., optimize=False) keeps them.",
             surprising=True,
         )
@@ -248,11 +251,11 @@ def _folded(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
     trained = [row.name for row in found if row.trainable]
     one = len(lost) == 1
     missing = "parameter is" if one else "parameters are"
-    directly = f"; a training changes {_listed(trained)} directly, other than PyTorch's" if trained else ""
+    directly = f"; a training changes {listed(trained)} directly, other than PyTorch's" if trained else ""
     return [
         Hint(
-            f"The exporter computed {_listed([row.name for row in found])} from the parameter{'' if one else 's'} "
-            f"{_listed(lost)} and stored the result{'' if len(found) == 1 else 's'}: the {missing} "
+            f"The exporter computed {listed([row.name for row in found])} from the parameter{'' if one else 's'} "
+            f"{listed(lost)} and stored the result{'' if len(found) == 1 else 's'}: the {missing} "
             f"not in the file and cannot be trained{directly}. torch.onnx.export(..., optimize=False) keeps "
             f"{'it' if one else 'them'}.",
             surprising=True,
@@ -262,13 +265,13 @@ def _folded(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
 
 def _folded_scales(table: Sequence[Initializer]) -> list[Hint]:
     """Name scales of batch normalization that tf2onnx divided by the deviation."""
-    names = [row.name for row in table if row.trainable and is_folded_scale(row.name)]
+    names = [row.name for row in table if row.trainable and gives("scale", row.name)]
     if not names:
         return []
     several = len(names) > 1
     return [
         Hint(
-            f"tf2onnx computed {_listed(names)} from the scale{'s' if several else ''} and the running variance"
+            f"tf2onnx computed {listed(names)} from the scale{'s' if several else ''} and the running variance"
             f"{'s' if several else ''} of batch normalization, and a shift from the rest. A training changes "
             "these directly, so that its steps differ from Keras's.",
             surprising=False,
@@ -278,13 +281,13 @@ def _folded_scales(table: Sequence[Initializer]) -> list[Hint]:
 
 def _computed(table: Sequence[Initializer]) -> list[Hint]:
     """Name trained values that paddle2onnx or tf2onnx computed, of which it records no more than the operator."""
-    names = [row.name for row in table if row.trainable and is_computed(row.name)]
+    names = [row.name for row in table if row.trainable and gives("computed", row.name)]
     if not names:
         return []
     one = len(names) == 1
     return [
         Hint(
-            f"The exporter computed {_listed(names)} from other tensors of the program and stored the "
+            f"The exporter computed {listed(names)} from other tensors of the program and stored the "
             f"result{'' if one else 's'}. A training changes {'it' if one else 'these'} directly, other than the "
             f'program would change its parameters; freeze="{names[0]}" keeps {"it" if one else "the first"}.',
             surprising=True,
@@ -294,9 +297,9 @@ def _computed(table: Sequence[Initializer]) -> list[Hint]:
 
 def _without_biases(model: ir.Model) -> list[Hint]:
     """Say that no layer of a file of tf2onnx has a bias: it leaves out biases of zeros, as of untrained networks."""
-    weights = [value for name, value in model.graph.initializers.items() if is_variable(name)]
+    weights = [value for name, value in model.graph.initializers.items() if gives("variable", name)]
     layers = [node for value in weights for node, _ in arrivals(value) if node.op_type in (*_BIASES, "MatMul")]
-    if not layers or any(map(is_added_variable, model.graph.initializers)) or any(map(_has_bias, layers)):
+    if not layers or any(gives("added", name) for name in model.graph.initializers) or any(map(_has_bias, layers)):
         return []
     return [
         Hint(
@@ -311,17 +314,23 @@ def _without_biases(model: ir.Model) -> list[Hint]:
 def _lost(model: ir.Model, dropped: Sequence[str]) -> list[Hint]:
     """Name parameters without a trace in the file; not surprising for weights and biases, of layers without use."""
     names = [name for name in lost_parameters(model.graph) if name not in dropped]
-    if not names:
-        return []
-    one = len(names) == 1
-    return [
-        Hint(
-            f"The file lacks {len(names)} parameter{'' if one else 's'} of the PyTorch program ({_listed(names)}): no "
-            f"output of the file needs {'it' if one else 'them'}, or the exporter left the node out, as it does for "
-            "factors of one and terms of zero. torch.onnx.export(..., optimize=False) keeps what the outputs need.",
-            surprising=any(last_word(name) not in ("weight", "bias") for name in names),
+    norms = folded_norms(model.graph, names)
+    others = [name for name in names if name.rpartition(".")[0] not in norms]
+    hints = []
+    if norms:
+        hints.append(
+            f"The exporter folded batch normalization ({listed(norms)}) into the weights before it: its scales and "
+            f"biases are not in the file and cannot be trained. {_KEEP_BATCH_NORM}."
         )
-    ]
+    if others:
+        one = len(others) == 1
+        hints.append(
+            f"The file lacks {len(others)} parameter{'' if one else 's'} of the PyTorch program ({listed(others)}): no "
+            f"output of the file needs {'it' if one else 'them'}, or the exporter left the node out, as it does for "
+            "factors of one and terms of zero. torch.onnx.export(..., optimize=False) keeps what the outputs need."
+        )
+    surprising = any(last_word(name) not in ("weight", "bias") for name in others)
+    return [Hint(text, surprising=surprising and text is hints[-1]) for text in hints]
 
 
 def _renormed(model: ir.Model) -> list[Hint]:
@@ -330,7 +339,7 @@ def _renormed(model: ir.Model) -> list[Hint]:
         return []
     return [
         Hint(
-            f"{_listed(names)} {'has' if len(names) == 1 else 'have'} max_norm: PyTorch rescales the rows in place at "
+            f"{listed(names)} {'has' if len(names) == 1 else 'have'} max_norm: PyTorch rescales the rows in place at "
             "every lookup and trains them. A step only computes with rescaled rows, and trains none of them. Without "
             "max_norm they are trained.",
             surprising=True,
@@ -344,7 +353,7 @@ def _unstopped(names: Sequence[str]) -> list[Hint]:
     one = len(names) == 1
     return [
         Hint(
-            f"The PyTorch program detaches inputs of {_listed(names)}, but the exporter changed the "
+            f"The PyTorch program detaches inputs of {listed(names)}, but the exporter changed the "
             f"{'node' if one else 'nodes'}, so that it is not known which inputs: gradients pass them all. "
             "torch.onnx.export(..., optimize=False) keeps the nodes.",
             surprising=True,
@@ -398,7 +407,7 @@ def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
         advice = "; if an exporter merged equal values, untie=True gives each its own" if merged else ""
         also = " A running statistic of batch normalization is among them and moves with the rest." if moved else ""
         # Trained values are not equal by chance: the model shares them on purpose.
-        found.append(Hint(f"{_listed(shared)}: training ties them{advice}.{also}", surprising=moved or merged))
+        found.append(Hint(f"{listed(shared)}: training ties them{advice}.{also}", surprising=moved or merged))
     return found
 
 
@@ -428,7 +437,7 @@ def _copied(copies: Sequence[Copy]) -> list[Hint]:
     ]
     return [
         Hint(
-            f"{_listed(shown)}, and they are trained separately; if the model ties them, tie=True keeps them equal.",
+            f"{listed(shown)}, and they are trained separately; if the model ties them, tie=True keeps them equal.",
             surprising=True,
         )
     ]
@@ -556,7 +565,7 @@ def _unread(graph: ir.Graph) -> list[Hint]:
     names = [repr(value.name) for value in graph.inputs if not value.uses() and not value.is_graph_output()]
     if not names:
         return []
-    text = f"No node reads {_several(names, 'the input', 'the inputs')} {_listed(names)}: other values change nothing."
+    text = f"No node reads {_several(names, 'the input', 'the inputs')} {listed(names)}: other values change nothing."
     states = [node.inputs[5:7] for node in graph if node.op_type == "LSTM" and not node.domain]
     mixed = any(len(pair) == 2 and pair[0] is not None and pair[0] is pair[1] for pair in states)
     if mixed:
@@ -565,10 +574,6 @@ def _unread(graph: ir.Graph) -> list[Hint]:
             "inputs for one where the same tensor is their example; export with a tensor for each."
         )
     return [Hint(text, surprising=mixed)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _nodes(count: int, operator: str) -> str:
@@ -585,8 +590,6 @@ def _its(count: int) -> str:
     return "its" if count == 1 else "their"
 
 
-_CALLED = r"target=torch\.ops\.aten\.(linear|layer_norm|addmm|conv\w*)\..*%p_\w*bias\b"
-
 _BIASES = {"Gemm": 2, "Conv": 2, "ConvTranspose": 2, "LayerNormalization": 2}
 """Operators with a bias, and its input slot."""
 
@@ -600,10 +603,10 @@ def dropped_biases(model: ir.Model) -> tuple[str, ...]:
     calls: dict[str, list[ir.Node]] = {}
     norms: dict[bool, list[ir.Node]] = {True: [], False: []}
     for node in all_nodes(model.graph):
-        call = node.metadata_props.get(CALL)
-        if call is not None and re.search(_CALLED, call):
-            calls.setdefault(call, []).append(node)
-        elif call is None and node.op_type == "LayerNormalization" and not node.domain:
+        has_bias = has_biased_call(node)
+        if has_bias:
+            calls.setdefault(node.metadata_props[CALL], []).append(node)
+        elif has_bias is None and node.op_type == "LayerNormalization" and not node.domain:
             norms[_has_bias(node)].append(node)
     found = dict.fromkeys(
         f"{module}.bias"

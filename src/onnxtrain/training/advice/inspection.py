@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -214,7 +215,9 @@ def inspect(
     mark_common_inputs(working.graph)
     fixed = FixedBatch.of(working.graph)
     learned = declared_learned(copy, find_repeated(working, None if fixed is None else fixed.size))
-    table = in_file(parameter_table(copy, loss, train=train, freeze=freeze, learned=learned), halves)
+    others = partial(other_tensors, file.proto)
+    rows = parameter_table(copy, loss, train=train, freeze=freeze, learned=learned, elsewhere=others)
+    table = in_file(rows, halves)
     names = [row.name for row in table if row.trainable]
     found = find_hints(
         working,
@@ -232,7 +235,7 @@ def inspect(
         ir_version=file.proto.ir_version,
         inputs=ports[0],
         outputs=ports[1],
-        initializers=(*(_counted(row, working.graph) for row in table), *other_tensors(file.proto)),
+        initializers=(*(_counted(row, working.graph) for row in table), *others()),
         operators=operators,
         missing=tuple(_missing(copy, names)),
         hints=tuple(hint.text for hint in found),

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.graph import Builder
 from onnxtrain.graph.value import constant_array
-from onnxtrain.parameters.names import is_put_together
+from onnxtrain.parameters.exporters import gives
 
 _BIAS: Final = 3
 """The input slot of the biases, [directions, 2 rows]."""
@@ -24,7 +24,7 @@ def stop_at_filled_biases(model: ir.Model) -> None:
     """Add StopGradient to a working copy where a recurrent layer reads a second bias of zeros, in place."""
     for node in list(model.graph):
         value = node.inputs[_BIAS] if node.op_type in ("LSTM", "GRU", "RNN") and len(node.inputs) > _BIAS else None
-        if value is None or node.domain or not is_put_together(value.name or ""):
+        if value is None or node.domain or not gives("joined biases", value.name or ""):
             continue
         array = constant_array(value)
         if array is None or array.ndim != 2:

@@ -14,6 +14,7 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, all_nodes, captured_values, clone_nodes, subgraphs
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import KV_CACHES, RIGHT_PADDED, Dimension, constant_tensor, dimensions, is_float
+from onnxtrain.parameters.exporters import optimum
 
 _ROWS = 2
 """The axis of [batch, heads, rows, size] along which a cache grows."""
@@ -30,9 +31,6 @@ _WINDOWED = "sliding_window_cache"
 
 _LENGTHS = 5
 """The input slot of GroupQueryAttention for the lengths of sequences, less one."""
-
-_FLAG = "use_cache_branch"
-"""The input of merged decoders (optimum) that chooses between the branch with the cache and the branch without."""
 
 _STALE = "onnxtrain.weights_of_the_cache_branch"
 """Key of the metadata of an input: weights that only the removed branch of a merged decoder reads."""
@@ -99,8 +97,8 @@ def cache_outputs(graph: ir.Graph) -> dict[str, str]:
     found = {}
     for value in graph.inputs:
         name = str(value.name)
-        if _may_be_cache(value) and name.startswith("past_key_values."):
-            found[name] = f"present.{name.removeprefix('past_key_values.')}"
+        if _may_be_cache(value) and (output := optimum.continuation(name)):
+            found[name] = output
     growing = [value for value in graph.inputs if _has_cache_name(value)]
     return found if found and len(growing) == len(found) and outputs.keys() >= {*found.values()} else {}
 
@@ -128,7 +126,7 @@ def _shorten_masks(graph: ir.Graph) -> None:
     lengths = {dimensions(value)[1] for value in inputs if value not in masks}  # type: ignore[index]
     for value in masks if len(lengths) == 1 else ():
         assert value.shape is not None
-        if not isinstance(value.shape[1], int) and not re.search("encoder|cross", str(value.name).lower()):
+        if not isinstance(value.shape[1], int) and not optimum.is_of_encoder(str(value.name)):
             value.shape = ir.Shape([value.shape[0], *lengths])
 
 
@@ -160,7 +158,7 @@ def _before_conversions(value: ir.Value | None) -> ir.Value | None:
 def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
     """Describe the KV-cache inputs that a working copy still has: sentences, and whether each is a warning."""
     kept = [value for value in graph.inputs if _has_cache_name(value)]
-    encoder = [value for value in kept if re.search("encoder|cross", str(value.name).lower())]
+    encoder = [value for value in kept if optimum.is_of_encoder(str(value.name))]
     fixed = [value for value in kept if value not in encoder and isinstance(_rows(value), int)]
     others = [value for value in kept if value not in encoder and value not in fixed]
     if encoder:
@@ -215,10 +213,10 @@ def _some(names: list[str]) -> str:
 
 def _has_cache_name(value: ir.Value) -> bool:
     """Return whether an input is a cache by its name: float with at least three axes, or the flag of a merged file."""
-    if value.name == _FLAG:
+    if value.name == optimum.BRANCH:
         return True
     shape = dimensions(value)
-    return is_float(value) and (shape is None or len(shape) >= 3) and bool(re.search("past|cache", str(value.name)))
+    return is_float(value) and (shape is None or len(shape) >= 3) and optimum.is_cache(str(value.name))
 
 
 def _rows(value: ir.Value) -> Dimension:
@@ -231,7 +229,7 @@ def _take_branch_without_cache(graph: ir.Graph) -> list[str]:
 
     If an else branch also reads a cache, nothing changes.
     """
-    flag = next((value for value in graph.inputs if value.name == _FLAG), None)
+    flag = next((value for value in graph.inputs if value.name == optimum.BRANCH), None)
     choices = [] if flag is None else [node for node, _ in flag.uses()]
     if not choices or any(node.op_type != "If" or node.domain or node.graph is not graph for node in choices):
         return []

@@ -7,21 +7,20 @@ exporters do not tell.
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 import onnx_ir as ir
 
 from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import is_float
-from onnxtrain.parameters.program import CALL, declared_kind
-
-_ARGUMENT: Final = re.compile(r"%(\w+)")
-_DETACHED: Final = re.compile(r"detach_?(_\d+)?")
-_EMBEDDING: Final = re.compile(r"target=torch\.ops\.aten\.embedding\.default\]\(args = \(%\w+, %\w+, (-?\d+)(, True)?")
-_BEGINNINGS: Final = {"PARAMETER": "p_", "BUFFER": "b_", "CONSTANT_TENSOR": "c_"}
-"""Beginnings of the names of initializers in a program, by what they are there."""
+from onnxtrain.parameters.exporters.pytorch import (
+    BEGINNINGS,
+    CALL,
+    arguments,
+    declared_kind,
+    embedding_call,
+    is_detached,
+    name_in_program,
+)
 
 
 def stop_as_program(model: ir.Model) -> tuple[str, ...]:
@@ -42,7 +41,7 @@ def stop_as_program(model: ir.Model) -> tuple[str, ...]:
         if "%detach" in call:
             calls.setdefault(call, []).append(node)
     known = {value.name for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
-    known.update(map(_in_program, graph.initializers.values()))
+    known.update(map(name_in_program, graph.initializers.values()))
     unclear = []
     for call, readers in calls.items():
         detached = _detached(readers, call, known)
@@ -56,8 +55,8 @@ def stop_as_program(model: ir.Model) -> tuple[str, ...]:
                 node.replace_input_with(slot, stopped(op, op.wrap(value)).ir)
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        if lookup := _EMBEDDING.search(node.metadata_props.get(CALL, "")):
-            _pass_as_embedding(graph, node, following, int(lookup[1]), share=lookup[2] is not None)
+        if lookup := embedding_call(node):
+            _pass_as_embedding(graph, node, following, lookup[0], share=lookup[1])
     return tuple(unclear)
 
 
@@ -72,7 +71,7 @@ def _detached(nodes: list[ir.Node], call: str, known: set[str | None]) -> list[t
     Returns:
         Nodes and slots, or ``None`` where their order and names do not tell which they are.
     """
-    names = _ARGUMENT.findall(call.partition("](args = ")[2])
+    names = arguments(call)
     inner = {output for node in nodes for output in node.outputs}
     read = [
         (node, slot, value)
@@ -81,27 +80,21 @@ def _detached(nodes: list[ir.Node], call: str, known: set[str | None]) -> list[t
         if value is not None and value not in inner and (value.name in names or not _is_number(value))
     ]
     if len(read) == len(names) and all(
-        _in_program(value) == name for (_, _, value), name in zip(read, names, strict=True) if name in known
+        name_in_program(value) == name for (_, _, value), name in zip(read, names, strict=True) if name in known
     ):
-        return [(node, slot) for (node, slot, _), name in zip(read, names, strict=True) if _DETACHED.fullmatch(name)]
+        return [(node, slot) for (node, slot, _), name in zip(read, names, strict=True) if is_detached(name)]
     missing = {name for name in names if name not in known}
-    gone = {name for name in missing if _DETACHED.fullmatch(name)}
-    unknown = {value for _, _, value in read if _in_program(value) not in names}
+    gone = {name for name in missing if is_detached(name)}
+    unknown = {value for _, _, value in read if name_in_program(value) not in names}
     if gone and (gone != missing or len(unknown) != len(gone)):
         return None
-    named = {value for _, _, value in read if _DETACHED.fullmatch(_in_program(value))}
+    named = {value for _, _, value in read if is_detached(name_in_program(value))}
     return [(node, slot) for node, slot, value in read if value in named or (gone and value in unknown)]
-
-
-def _in_program(value: ir.Value) -> str:
-    """Return the name that a value has in the program."""
-    name = value.name or ""
-    return _BEGINNINGS.get(declared_kind(value), "") + name.replace(".", "_") if value.is_initializer() else name
 
 
 def _is_number(value: ir.Value) -> bool:
     """Return whether an initializer is a number of the call, which the exporter wrote."""
-    return value.is_initializer() and declared_kind(value) not in _BEGINNINGS
+    return value.is_initializer() and declared_kind(value) not in BEGINNINGS
 
 
 def _pass_as_embedding(graph: ir.Graph, node: ir.Node, following: ir.Node | None, padding: int, *, share: bool) -> None:
