@@ -12,12 +12,12 @@ from onnxtrain.training.config import Flag, option
 
 if TYPE_CHECKING:
     from onnxtrain.data.augmentation import Augment
+    from onnxtrain.data.opening import Source
     from onnxtrain.losses.heads import Metrics
     from onnxtrain.training.callbacks.base import Callback
     from onnxtrain.training.callbacks.progress import ProgressLike
     from onnxtrain.training.run_folder import RunFolder
     from onnxtrain.training.schedules import Schedule
-    from onnxtrain.training.trained_model import Source
 
 
 @dataclass(frozen=True, kw_only=True)

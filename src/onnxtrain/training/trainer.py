@@ -15,6 +15,7 @@ from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import names_of_checkpoint
 from onnxtrain.data.labels import doubts
 from onnxtrain.data.naming import NoSuchArrayError
+from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.errors._internal import gc_paused
@@ -38,7 +39,7 @@ from onnxtrain.training.config import (
 )
 from onnxtrain.training.data_adapter import is_packed
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.trained_model import Source, TrainedModel, trains
+from onnxtrain.training.trained_model import TrainedModel, trains
 from onnxtrain.training.working_copy.adaptation import Adaptation
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.data.opening import Source
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
@@ -39,7 +40,6 @@ from onnxtrain.plugins.pruning.thresholds import (
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.config import Options
-from onnxtrain.training.trained_model import Source
 from onnxtrain.training.trainer import Trainer
 
 _CURVE = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)

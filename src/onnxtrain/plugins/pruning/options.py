@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from onnxtrain.training.config import Flag, option
 
 if TYPE_CHECKING:
+    from onnxtrain.data.opening import Source
     from onnxtrain.operators import Optimizer
     from onnxtrain.training.callbacks.progress import Display
     from onnxtrain.training.schedules import Schedule
-    from onnxtrain.training.trained_model import Source
 
 Method = Literal["ssgd", "magnitude", "random"]
 Structure = Literal["channels", "heads", "hidden"]

@@ -11,6 +11,7 @@ from typing import Unpack
 
 import onnx
 
+from onnxtrain.data.opening import Source
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.rescue import current_folder, reached_from, save_or_rescue
@@ -25,7 +26,6 @@ from onnxtrain.plugins.pruning.structures import StructurePlan, prune_structures
 from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.config import Options
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.trained_model import Source
 
 
 def prune(

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.data import Dataset
+from onnxtrain.data.opening import Source
 from onnxtrain.editing.working import Working
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
@@ -26,7 +27,6 @@ from onnxtrain.plugins.pruning.report import PruneResult
 from onnxtrain.plugins.structures.axes import Structures, find_structures
 from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.config import Options
-from onnxtrain.training.trained_model import Source
 from onnxtrain.training.trainer import Trainer
 
 _EXAMPLES, _SMALL = 256, 1 << 14
