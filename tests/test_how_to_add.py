@@ -58,9 +58,17 @@ def copy(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "lib")
     for folder in ("src", "native", "tools", "docs", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for folder in ("autodiff", "passes", "operators", "native", "training", "weights", "zoo"):
+    for folder in ("autodiff", "cli", "passes", "operators", "native", "training", "weights", "zoo"):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=ignored)
-    tests = ("conftest", "sampling", "test_names_page", "test_public_names", "test_readme")
+    tests = (
+        "conftest",
+        "sampling",
+        "call_arguments",
+        "test_names_page",
+        "test_option_docs",
+        "test_public_names",
+        "test_readme",
+    )
     for file in (
         "pyproject.toml",
         "CHANGELOG.md",
@@ -73,7 +81,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "title", ["A rule", "A pass", pytest.param("An optimizer", marks=pytest.mark.thorough), "A kernel"]
+    "title", ["A rule", "A pass", pytest.param("An optimizer", marks=pytest.mark.thorough), "An option", "A kernel"]
 )
 def test_a_stranger_gets_through(title: str, copy: Path) -> None:
     text = part(title)
@@ -109,7 +117,7 @@ def test_the_native_code_compiles(title: str, sources: list[str], copy: Path) ->
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, ("ruff", "mypy"))), reason="needs the lint extra")
 def test_the_files_of_the_page_are_clean(copy: Path) -> None:
     files = set()
-    for title in ("A rule", "A pass", "An optimizer", "A kernel"):
+    for title in ("A rule", "A pass", "An optimizer", "An option", "A kernel"):
         follow(part(title), copy)
         files |= {path for _, path, _ in BLOCK.findall(part(title)) if path.endswith(".py")}
     for command in (["ruff", "check", *files], ["ruff", "format", "--check", *files], ["mypy"]):

@@ -221,7 +221,8 @@ def test_fit_has_its_arguments():
     assert inspect.isfunction(fit)
     parameters = {name: parameter.default for name, parameter in inspect.signature(fit).parameters.items()}
     assert parameters.pop("self") is inspect.Parameter.empty
-    assert parameters == FIT
+    assert {name: parameters[name] for name in FIT} == FIT
+    assert inspect.Parameter.empty not in {parameters[name] for name in parameters.keys() - FIT.keys()}
 
 
 def test_everything_is_annotated():

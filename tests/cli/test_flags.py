@@ -15,8 +15,7 @@ import onnxtrain
 from call_arguments import arguments_of
 from onnxtrain.cli.app import COMMANDS, build, module_of
 from onnxtrain.cli.messages import in_flags
-from onnxtrain.cli.optimizer_flags import OptimizerSettings
-from onnxtrain.cli.training_flags import Training
+from onnxtrain.cli.training_flags import OptimizerSettings, Training
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.training.inference.forward import evaluate, predict
 

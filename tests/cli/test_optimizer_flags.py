@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from onnxtrain import SGD, Adam, AdamW, Momentum
-from onnxtrain.cli.optimizer_flags import OptimizerSettings, PruningOptimizer
+from onnxtrain.cli.training_flags import OptimizerSettings, PruningOptimizer
 from onnxtrain.errors import OptionError
 
 EXPORT = ("export", "model.onnx", "--loss", "softmax_cross_entropy", "--training-model", "training.onnx")

@@ -1,6 +1,6 @@
 """A pruning never ends below the cut alone, says what it lost, and reads every form of data and weights."""
 
-import sys
+import importlib
 import warnings
 from dataclasses import replace
 
@@ -45,7 +45,9 @@ def test_the_result_is_never_below_the_cut_alone(trained, monkeypatch, target, r
     """With a default rate that is far too high the trainings start again, at a third each."""
     lines = []
     rule = replace(DEFAULT_OPTIMIZER, learning_rate=rate)
-    monkeypatch.setattr(sys.modules["onnxtrain.plugins.pruning.prune"], "choose_optimizer", lambda sparsity: rule)
+    monkeypatch.setattr(
+        importlib.import_module("onnxtrain.plugins.pruning.prune"), "choose_optimizer", lambda sparsity: rule
+    )
     how = {**LOSS, **target, "validation": TEST}
     alone = onnxtrain.prune(trained, TRAIN, **how, **ALONE)
     result = onnxtrain.prune(trained, TRAIN, **how, epochs=5, fine_tune_epochs=10, progress=lines.append)

@@ -116,7 +116,7 @@ def flags_of(command: str) -> dict[str, bool]:
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        assert main([command, "--help"]) == 0
+        assert main([command, "--help-all"]) == 0
     found = re.findall(r"(--[a-z][a-z-]+)( [A-Z]+| \[)?", text.getvalue())
     flags: dict[str, bool] = {}
     for name, value in found:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from onnxtrain.cli.flags import ADAPTERS, SWITCH
+from onnxtrain.cli.flags import ADAPTERS, COMMON, SWITCH
 from onnxtrain.errors import OptionError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class LoraFlags:
     lora: Annotated[
         int | None,
         Parameter(
+            group=(ADAPTERS, COMMON),
             metavar="RANK",
             help="Train adapters of this rank beside frozen weights. The output is then an adapter (.onnx_adapter, or "
             "a folder for PEFT), or a model (.onnx) into which it is merged.",

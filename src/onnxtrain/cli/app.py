@@ -17,6 +17,7 @@ from rich.text import Text
 import onnxtrain
 from onnxtrain.cli.configuration import remember, with_file
 from onnxtrain.cli.distributed import LOST, after_error, one_voice
+from onnxtrain.cli.help import FLAGS, choose_page
 from onnxtrain.cli.messages import in_flags, notices, usage
 from onnxtrain.cli.process import INTERRUPTED, interrupted, interruption_sentence, quiet_streams
 from onnxtrain.cli.terminal import console
@@ -50,8 +51,12 @@ def module_of(command: str) -> Any:
     return importlib.import_module(f"onnxtrain.cli.{command.replace('-', '_')}")
 
 
-def build() -> App:
-    """Return the application with all its commands."""
+def build(tokens: Sequence[str] = ()) -> App:
+    """Return the application with all its commands; the tokens choose the page of help.
+
+    Raises:
+        OptionError: They ask for a page that does not exist.
+    """
     app = App(
         name="onnxtrain",
         help=_HELP,
@@ -63,7 +68,10 @@ def build() -> App:
     )
     for name in COMMANDS:
         module = module_of(name)
-        app.command(module.command, name=name, help=module.HELP, help_epilogue=module.EXAMPLES)
+        app.command(module.command, name=name, help=module.HELP, help_flags=FLAGS)
+    command = next((token for token in tokens if token in COMMANDS), None)
+    if command is not None and not {*FLAGS}.isdisjoint(tokens):
+        choose_page(app[command], command, module_of(command), tokens)
     return app
 
 
@@ -84,7 +92,7 @@ def _attempt(tokens: Sequence[str]) -> int:
         forget_written()
         _check_not_empty(tokens)
         remember(tokens)
-        app, tokens = with_file(build(), tokens)
+        app, tokens = with_file(build(tokens), tokens)
         result = app(tokens, exit_on_error=False, print_error=False)
         return result if isinstance(result, int) else 0
     except (Exception, KeyboardInterrupt) as error:

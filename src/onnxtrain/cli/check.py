@@ -11,10 +11,8 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.export import sizes_of
-from onnxtrain.cli.flags import DATA, RESULTS, RUNNING
-from onnxtrain.cli.loss_flags import LossFlags
-from onnxtrain.cli.optimizer_flags import OptimizerSettings
-from onnxtrain.cli.training_flags import Training
+from onnxtrain.cli.flags import COMMON, DATA, RESULTS, RUNNING
+from onnxtrain.cli.training_flags import LossFlags, OptimizerSettings, Training
 
 HELP = "Run one training step on an execution provider and compare it with the CPU's."
 
@@ -34,11 +32,14 @@ def command(
     model: flags.ModelPath,
     /,
     *,
-    provider: Annotated[str, Parameter(group=RUNNING, metavar="NAME", help="The provider, such as cuda or openvino.")],
+    provider: Annotated[
+        str, Parameter(group=(RUNNING, COMMON), metavar="NAME", help="The provider, such as cuda or openvino.")
+    ],
     loss: flags.Loss,
     loss_flags: LossFlags = LossFlags(),  # noqa: B008 - frozen
     data: Annotated[
-        str | None, Parameter(group=DATA, metavar="PATH", help="Data for the batch.  [default: random values]")
+        str | None,
+        Parameter(group=(DATA, COMMON), metavar="PATH", help="Data for the batch.  [default: random values]"),
     ] = None,
     target: flags.Target = None,
     batch_size: Annotated[int, Parameter(group=DATA, help="Examples in the batch.")] = 4,
@@ -56,7 +57,9 @@ def command(
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     tolerance: Annotated[
         float,
-        Parameter(group=RESULTS, help="Largest accepted difference, relative to the result's largest element."),
+        Parameter(
+            group=(RESULTS, COMMON), help="Largest accepted difference, relative to the result's largest element."
+        ),
     ] = 1e-3,
     threads: flags.Threads = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,

@@ -14,17 +14,17 @@ from typing import Annotated, Any, Final
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from cyclopts.config import Dict
 
-from onnxtrain.cli.flags import RUNNING
+from onnxtrain.cli.flags import COMMON, RUNNING
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.small_files import read_toml
 
 Config = Annotated[
     Path | None,
     Parameter(
-        group=RUNNING,
+        group=(RUNNING, COMMON),
         metavar="FILE",
-        help="Read MODEL and flags from a .toml file, without leading hyphens: epochs = 5. Flags of the command line "
-        "override them.",
+        help="Read MODEL and flags from a .toml file. Flags are without leading hyphens there: epochs = 5. Those of "
+        "the command line override them.",
     ),
 ]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli.configuration import given_tokens
-from onnxtrain.cli.flags import RUNNING, SWITCH
+from onnxtrain.cli.flags import DISTRIBUTED, SWITCH
 from onnxtrain.distributed.mpi import environment_rank, tell_ranks
 from onnxtrain.errors import OptionError
 
@@ -34,7 +34,7 @@ _GRACE = 3.0
 """Seconds that rank 0 has to report an error before another rank ends, which makes the launcher end all of them."""
 
 
-@Parameter(name="*", group=RUNNING)
+@Parameter(name="*", group=DISTRIBUTED)
 @dataclass(frozen=True)
 class DistributedFlags:
     """Data-parallel training in several processes."""

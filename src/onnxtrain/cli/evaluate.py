@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.loss_flags import LossFlags
 from onnxtrain.cli.reader_flags import ReaderFlags
+from onnxtrain.cli.training_flags import LossFlags
 from onnxtrain.errors.formatting import number
 
 HELP = "Measure the loss and other metrics of a model on data."

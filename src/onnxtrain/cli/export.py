@@ -13,10 +13,8 @@ from rich.console import Console
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED
-from onnxtrain.cli.loss_flags import LossFlags
-from onnxtrain.cli.optimizer_flags import OptimizerSettings
-from onnxtrain.cli.training_flags import Training
+from onnxtrain.cli.flags import COMMON, LOSS, RESULTS, SWITCH, WEIGHTS
+from onnxtrain.cli.training_flags import LossFlags, OptimizerSettings, Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.formatting import plural
@@ -51,7 +49,8 @@ Examples
     onnxtrain export step.onnx --describe
 """
 
-_File = Parameter(group=RESULTS, metavar="FILE")
+_Common = Parameter(group=(RESULTS, COMMON))
+_File = Parameter(group=(RESULTS, COMMON), metavar="FILE")
 
 
 @Parameter(name="*", group=RESULTS)
@@ -75,7 +74,10 @@ class Written:
     ] = False
 
     web: Annotated[
-        Path | None, Parameter(metavar="FOLDER", help="Write a web page here that trains the model in a browser.")
+        Path | None,
+        Parameter(
+            group=(RESULTS, COMMON), metavar="FOLDER", help="Write a web page here that trains the model in a browser."
+        ),
     ] = None
     web_runtime: Annotated[
         str,
@@ -87,10 +89,17 @@ class Written:
     ] = RUNTIME
     portable: Annotated[
         Portable | None,
-        Parameter(help="Make the step graph for this provider or runtime, from operators that it has."),
+        Parameter(
+            group=(RESULTS, COMMON),
+            help="Make the step graph for this provider or runtime, from operators that it has.",
+        ),
     ] = None
     describe: Annotated[
-        bool, SWITCH, Parameter(help="Print the inputs and outputs of the step graph; MODEL may be one already.")
+        bool,
+        SWITCH,
+        Parameter(
+            group=(RESULTS, COMMON), help="Print the inputs and outputs of the step graph; MODEL may be one already."
+        ),
     ] = False
     static: Annotated[
         list[str] | None,
@@ -151,14 +160,15 @@ def command(
     /,
     *,
     loss: Annotated[
-        str | None, Parameter(group=LOSS, metavar="NAME", help=f"{flags.LOSS_HELP} A training model has its own.")
+        str | None,
+        Parameter(group=(LOSS, COMMON), metavar="NAME", help=f"{flags.LOSS_HELP} A training model has its own."),
     ] = None,
     loss_flags: LossFlags = LossFlags(),  # noqa: B008 - frozen
     accumulate: Annotated[
         bool,
         SWITCH,
         Parameter(
-            group=TRAINED,
+            group=WEIGHTS,
             help="Write two entries: one accumulates the gradients of micro-batches, one applies them.",
         ),
     ] = False,

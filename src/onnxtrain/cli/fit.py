@@ -16,13 +16,11 @@ from onnxtrain.cli import flags, paths
 from onnxtrain.cli.adapter_flags import LoraFlags
 from onnxtrain.cli.configuration import Config, as_toml, command_line
 from onnxtrain.cli.distributed import DistributedFlags
-from onnxtrain.cli.flags import DATA, LOOP, RESULTS, RUNNING, SWITCH, TRAINED
-from onnxtrain.cli.loss_flags import LossFlags
+from onnxtrain.cli.flags import COMMON, LOGGING, MEMORY, RESULTS, RUNNING, SWITCH, TRAINING, WEIGHTS
 from onnxtrain.cli.messages import in_flags
-from onnxtrain.cli.optimizer_flags import OptimizerFlags, OptimizerSettings
 from onnxtrain.cli.process import quiet_on_request, unattended
 from onnxtrain.cli.reader_flags import ReaderFlags
-from onnxtrain.cli.training_flags import Training
+from onnxtrain.cli.training_flags import Loop, LossFlags, OptimizerFlags, OptimizerSettings, Training
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
@@ -39,8 +37,22 @@ HELP = "Train a model on data; the result differs from it in the trained weights
 EXAMPLES = """\
 Examples
 
-  A classifier. train.npz holds an array named like the model's input, and the
-  labels under any other name:
+  Images, in one folder per class; a new last layer for seven classes:
+    onnxtrain fit model.onnx --data photos --loss softmax_cross_entropy \\
+        --new-head 7 --validation 0.1 --metrics accuracy --epochs 5
+
+  A table, with the column to predict:
+    onnxtrain fit model.onnx --data sales.csv --target price \\
+        --loss mean_squared_error --epochs 20 --output tuned.onnx
+
+  Text: an adapter of a language model, of chats, its tokenizer beside it:
+    onnxtrain fit folder --data chat.jsonl --loss next_token --lora 8 \\
+        --batch-size 4 --output tuned.onnx_adapter
+"""
+
+MORE_EXAMPLES = """
+  Arrays. train.npz holds an array named like the model's input, and the labels
+  under any other name:
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --epochs 10 --output tuned.onnx
 
@@ -49,17 +61,9 @@ Examples
         --train 'classifier.*' --validation 0.1 --metrics accuracy \\
         --epochs 50 --early-stopping 5
 
-  Other classes than the model was made for, the new last layer first:
-    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
-        --new-head 7 --train 'head.*' --epochs 5
-
   Adapters beside frozen weights, for ONNX Runtime or PEFT (see adapter --help):
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --lora 8 --lora-targets '*.{q,v}_proj' --output tuned.onnx_adapter
-
-  A language model on the answers of chats, its tokenizer beside the model:
-    onnxtrain fit folder --data chat.jsonl --loss next_token --lora 8 \\
-        --epochs 3 --batch-size 4 --output tuned.onnx_adapter
 
   Nesterov's momentum with a schedule and checkpoints; the same line goes on
   after an interruption:
@@ -79,60 +83,6 @@ Examples
 """
 
 
-@Parameter(name="*", group=LOOP)
-@dataclass(frozen=True)
-class LoopFlags:
-    """Settings of the training loop: arguments of :meth:`onnxtrain.Trainer.fit`."""
-
-    epochs: Annotated[int, Parameter(help="Passes through the data.")] = 1
-    batch_size: Annotated[int, Parameter(help="Examples per step.")] = 32
-    schedule: Annotated[
-        str | None,
-        Parameter(
-            help="Learning rate by step: constant, linear, cosine, 'step(30 epochs, 0.1)', exponential(0.99), "
-            "each with 'warmup(100)+' in front."
-        ),
-    ] = None
-    shuffle: Annotated[bool, Parameter(help="Shuffle the examples every epoch.")] = True
-    cache_features: Annotated[
-        bool,
-        SWITCH,
-        Parameter(help="Compute the frozen layers before the first trained one once, not in every epoch."),
-    ] = False
-    early_stopping: Annotated[
-        int | None,
-        Parameter(
-            metavar="PATIENCE", help="Stop after this many epochs without a better validation loss; keep the best."
-        ),
-    ] = None
-    checkpoint: Annotated[str | None, Parameter(metavar="FOLDER", help="Write checkpoints to this folder.")] = None
-    checkpoint_every: Annotated[
-        int | None, Parameter(metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
-    ] = None
-    keep: Annotated[int, Parameter(help="Number of checkpoints to keep.")] = 3
-    save_best: Annotated[
-        str | None,
-        Parameter(
-            metavar="METRIC",
-            help="Keep the best epoch's model by this metric, val_accuracy, as best.onnx there, or with --lora its "
-            "adapter as best.onnx_adapter.",
-        ),
-    ] = None
-    resume: Annotated[
-        bool,
-        SWITCH,
-        Parameter(help="Continue from the newest checkpoint, bit for bit as if never stopped."),
-    ] = False
-    change: Annotated[
-        list[str] | None,
-        Parameter(
-            negative=(),
-            metavar="NAMES",
-            help="Settings that may differ from the checkpoint with --resume: epochs,learning_rate. May be repeated.",
-        ),
-    ] = None
-
-
 @Parameter(name="*", group=RESULTS)
 @dataclass(frozen=True)
 class Results:
@@ -142,6 +92,7 @@ class Results:
         Path | None,
         Parameter(
             name=["--output", "-o"],
+            group=(RESULTS, COMMON),
             metavar="FILE",
             help="The trained model, or with --lora the adapter.  [default: MODEL-trained.onnx, here]",
         ),
@@ -154,14 +105,15 @@ class Results:
     run: Annotated[
         Path | None,
         Parameter(
+            group=(RESULTS, COMMON),
             metavar="FOLDER",
-            help="Write metrics.csv, curves.svg, report.html and config.toml there, and the model if --output is "
-            "not given.",
+            help="Write a report, metrics and all settings to this folder. It gets metrics.csv, curves.svg, "
+            "report.html and config.toml, and the model if --output is not given.",
         ),
     ] = None
 
 
-@Parameter(name="*", group=RESULTS)
+@Parameter(name="*", group=LOGGING)
 @dataclass(frozen=True)
 class SampleFlags:
     """Samples of what a language model answers while it is trained."""
@@ -200,7 +152,7 @@ class SampleFlags:
         ]
 
 
-@Parameter(name="*", group=RESULTS)
+@Parameter(name="*", group=LOGGING)
 @dataclass(frozen=True)
 class LoggerFlags:
     """Packages that log trainings."""
@@ -247,23 +199,11 @@ def command(
     data: flags.Data,
     loss: flags.Loss,
     loss_flags: LossFlags = LossFlags(),  # noqa: B008 - frozen
-    validation: flags.Validation = None,
-    target: flags.Target = None,
-    sample_weight: Annotated[
-        str | None,
-        Parameter(
-            group=DATA,
-            metavar="COLUMN",
-            help="Weight of each example in the loss, 0 or more: a column or array of the data, or a .npy or text file "
-            "with one number per example.",
-        ),
-    ] = None,
     reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
-    metrics: flags.Metrics = None,
     new_head: Annotated[
         int | None,
         Parameter(
-            group=TRAINED,
+            group=(WEIGHTS, COMMON),
             metavar="CLASSES",
             help="Replace the last layer by a new one for this many classes; its weights are named head.*. With --lora "
             "they are trained unless --train is given, and the model with them goes beside the adapter (*-base.onnx).",
@@ -272,7 +212,7 @@ def command(
     accumulate: Annotated[
         int,
         Parameter(
-            group=TRAINED,
+            group=MEMORY,
             help="Micro-batches per step (gradient accumulation); no result changes.",
         ),
     ] = 1,
@@ -280,7 +220,15 @@ def command(
     training: Training = Training(),  # noqa: B008 - frozen
     adapters: LoraFlags = LoraFlags(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
-    loop: LoopFlags = LoopFlags(),
+    loop: Loop = Loop(),  # noqa: B008 - frozen
+    early_stopping: Annotated[
+        int | None,
+        Parameter(
+            group=(TRAINING, COMMON),
+            metavar="PATIENCE",
+            help="Stop after this many epochs without a better validation loss; keep the best.",
+        ),
+    ] = None,
     results: Results = Results(),
     samples: SampleFlags = SampleFlags(),
     loggers: LoggerFlags = LoggerFlags(),
@@ -320,13 +268,15 @@ def command(
     default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
     base = None if new_head is None or lora is None else _base_beside(output)
-    _check_paths(results, loop, output, validated=validation is not None, root=root, adapters=lora is not None)
+    _check_paths(results, loop, output, root=root, adapters=lora is not None)
+    if early_stopping is not None and loop.validation is None:
+        raise OptionError("--early-stopping watches the validation loss; give --validation a file or a fraction.")
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
             "--data": paths.data(data),
-            "--validation": paths.data(validation),
-            "--sample-weight": paths.data(sample_weight if _is_file(sample_weight) else None),
+            "--validation": paths.data(loop.validation),
+            "--sample-weight": paths.data(loop.sample_weight if _is_file(loop.sample_weight) else None),
             "--loss": paths.loss(loss),
             "--checkpoint": paths.Given(loop.checkpoint, written=True, files="checkpoint-*"),
             "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
@@ -365,30 +315,16 @@ def command(
         _check_output(trainer, output)
         if base is not None:
             trainer._file.check_writable(base)
-    source, held_out = reading.source(data, loss), reading.held_out(validation, loss)
-    weights = _sample_weight(sample_weight)
+    source, held_out = reading.source(data, loss), reading.held_out(loop.validation, loss)
+    weights = _sample_weight(loop.sample_weight)
     start_folder = current_folder()
     shown = Progress(trainer, name=model.name, display=progress)
     with _interruptible(trainer, output, base, start_folder), contextlib.closing(shown):
         history = trainer.fit(
             source,
-            validation=held_out,
-            target=target,
-            sample_weight=weights,
-            epochs=loop.epochs,
-            batch_size=loop.batch_size,
-            schedule=loop.schedule,
-            metrics=metrics or (),
-            shuffle=loop.shuffle,
-            callbacks=[shown, *_early_stopping(loop), *samples.build(reading, shown), *logs],
-            checkpoint=loop.checkpoint,
-            checkpoint_every=loop.checkpoint_every,
-            keep=loop.keep,
-            save_best=loop.save_best,
-            resume=loop.resume,
-            change=",".join(loop.change or ()),
+            callbacks=[shown, *_early_stopping(early_stopping), *samples.build(reading, shown), *logs],
             run=run,
-            cache_features=loop.cache_features,
+            **loop.arguments() | {"validation": held_out, "sample_weight": weights},
         )
     try:
         if root:
@@ -464,9 +400,7 @@ def _base_beside(output: Path) -> Path | None:
     return output.with_name(f"{output.stem}-base.onnx") if is_adapter_path(output) else None
 
 
-def _check_paths(
-    results: Results, loop: LoopFlags, output: Path, *, validated: bool, root: bool, adapters: bool
-) -> None:
+def _check_paths(results: Results, loop: Loop, output: Path, *, root: bool, adapters: bool) -> None:
     """Check before the training what would fail after it."""
     from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
     from onnxtrain.model_file.writing import check_writable
@@ -494,8 +428,6 @@ def _check_paths(
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
     if loop.save_best is not None and not loop.checkpoint:
         raise OptionError("--save-best needs the folder of the checkpoints; give --checkpoint.")
-    if loop.early_stopping is not None and not validated:
-        raise OptionError("--early-stopping watches the validation loss; give --validation a file or a fraction.")
 
 
 def _check_output(trainer: Trainer, output: Path) -> None:
@@ -521,10 +453,10 @@ def _check_output(trainer: Trainer, output: Path) -> None:
             check_writable(labels)
 
 
-def _early_stopping(loop: LoopFlags) -> list[Callback]:
+def _early_stopping(patience: int | None) -> list[Callback]:
     from onnxtrain.training.callbacks import EarlyStopping
 
-    return [] if loop.early_stopping is None else [EarlyStopping(patience=loop.early_stopping)]
+    return [] if patience is None else [EarlyStopping(patience=patience)]
 
 
 def _is_file(sample_weight: str | None) -> bool:

@@ -2,40 +2,81 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Group, Parameter
 
-from onnxtrain.training.config import TrainingConfig
+from onnxtrain.training.config import Flag, TrainingConfig
+from onnxtrain.training.fit_options import FitOptions
 
 if TYPE_CHECKING:
     from onnxtrain.runtime.options import RuntimeOptions
 
 LOSS_HELP = (
-    "The loss: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
-    "focal, binary_focal, dice, ctc, transducer, yolo, detr, triplet, info_nce, arcface, cosface, next_token, "
-    "'distillation(teacher=FILE)'; of rows to compare dpo, orpo, kto, reward, multiple_negatives, listnet, ranknet; "
-    "each with arguments as in 'huber(delta=0.5)'; "
+    "The loss: softmax_cross_entropy, binary_cross_entropy, mean_squared_error or next_token, or another one. Also "
+    "mean_absolute_error, huber, focal, binary_focal, dice, ctc, transducer, yolo, detr, triplet, info_nce, arcface, "
+    "cosface, 'distillation(teacher=FILE)'; of rows to compare dpo, orpo, kto, reward, multiple_negatives, listnet, "
+    "ranknet; each with arguments as in 'huber(delta=0.5)'; "
     "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
 )
 
+COMMON = Group("Most used", sort_key=-1)
+"""The flags that the help of a long command shows first; each is in a group below, too."""
+
 MODEL = Group("Model", sort_key=0)
 DATA = Group("Data", sort_key=1)
-READING = Group("Reading data", sort_key=1.5)
-LOSS = Group("Loss", sort_key=2)
-TRAINED = Group("Trainable parameters", sort_key=3)
-ADAPTERS = Group("Adapters", sort_key=3)
-OPTIMIZER = Group("Optimizer", sort_key=4)
-LOOP = Group("Training loop", sort_key=5)
-RESULTS = Group("Results", sort_key=6)
-RUNNING = Group("Running", sort_key=7)
+READING = Group("Reading", sort_key=2)
+LOSS = Group("Loss", sort_key=3)
+WEIGHTS = Group("Weights", sort_key=5)
+ADAPTERS = Group("Adapters", sort_key=6)
+OPTIMIZER = Group("Optimizer", sort_key=7)
+TRAINING = Group("Training", sort_key=8)
+MEMORY = Group("Memory", sort_key=9)
+CHECKPOINTS = Group("Checkpoints", sort_key=10)
+RESULTS = Group("Results", sort_key=11)
+LOGGING = Group("Logging", sort_key=12)
+DISTRIBUTED = Group("Distributed", sort_key=13)
+RUNNING = Group("Running", sort_key=14)
+
+RENAMED: Final = {"output": "prediction"}
+"""Options with a flag of another name: ``--output`` is the file that a command writes."""
+
+_GROUPS: Final = {
+    group.name: group for group in (DATA, LOSS, WEIGHTS, OPTIMIZER, TRAINING, MEMORY, CHECKPOINTS, RESULTS, RUNNING)
+}
+
+
+def group_of(flag: Flag) -> Group:
+    """Return the group that shows a flag: one of the above, or one of a plugin, after the loss."""
+    return _GROUPS.setdefault(flag.group, Group(flag.group, sort_key=4))
+
+
+def options_of(source: type) -> dict[str, tuple[dataclasses.Field[Any], Flag]]:
+    """Return the fields of a class of options that have flags."""
+    fields = dataclasses.fields(source)
+    return {field.name: (field, field.metadata["flag"]) for field in fields if field.metadata.get("flag")}
+
+
+def given(values: object, source: type) -> dict[str, Any]:
+    """Return the options that flags give; a flag that is left out stands for the option's default."""
+    found = {}
+    for name, (field, _) in options_of(source).items():
+        value = getattr(values, RENAMED.get(name, name))
+        found[name] = field.default if value is None and field.default is not dataclasses.MISSING else value
+    return found
+
+
+def _help_of(source: type, name: str) -> str:
+    return options_of(source)[name][1].help
+
 
 SWITCH = Parameter(negative=(), show_default=False)
 
-ModelPath = Annotated[Path, Parameter(group=MODEL, help="The ONNX model. It is never changed.")]
+ModelPath = Annotated[Path, Parameter(group=(MODEL, COMMON), help="The ONNX model. It is never changed.")]
 TunedModelPath = Annotated[
-    Path, Parameter(group=MODEL, help="The ONNX model. It is changed only where --in-place says so.")
+    Path, Parameter(group=(MODEL, COMMON), help="The ONNX model. It is changed only where --in-place says so.")
 ]
 AdapterPath = Annotated[
     Path | None,
@@ -54,22 +95,23 @@ InPlace = Annotated[
 Data = Annotated[
     str,
     Parameter(
-        group=DATA,
+        group=(DATA, COMMON),
         metavar="PATH",
-        help="A .npz or .safetensors file or a folder of .npy files: arrays named like the model's inputs, and the "
-        "target. Or a .csv or .parquet file with --target, a folder with one folder of images per class, a .tar file, "
-        "or for next_token a .jsonl, .txt, .csv or .parquet file of chats or texts, as for losses that compare rows.",
+        help="A .npz, .csv, .parquet, .jsonl or .tar file, or a folder of images or arrays. Arrays (also .safetensors, "
+        "and .npy files in a folder) are named like the model's inputs, and one is the target. A .csv or .parquet file "
+        "needs --target. Images are in one folder per class. Chats and texts, for next_token and for losses that "
+        "compare rows, are a .jsonl, .txt, .csv or .parquet file.",
     ),
 ]
 Target = Annotated[
     str | None,
-    Parameter(group=DATA, metavar="NAME", help="Name of the target: the array, where several are left, or the column."),
+    Parameter(group=(DATA, COMMON), metavar="NAME", help=_help_of(FitOptions, "target")),
 ]
 Validation = Annotated[
     str | None,
-    Parameter(group=DATA, metavar="PATH", help="Data to evaluate on, or the fraction to hold out: 0.1."),
+    Parameter(group=(DATA, COMMON), metavar="PATH", help=_help_of(FitOptions, "validation")),
 ]
-Loss = Annotated[str, Parameter(group=LOSS, metavar="NAME", help=LOSS_HELP)]
+Loss = Annotated[str, Parameter(group=(LOSS, COMMON), metavar="NAME", help=LOSS_HELP)]
 
 
 Prediction = Annotated[
@@ -77,22 +119,22 @@ Prediction = Annotated[
     Parameter(
         group=LOSS,
         metavar="NAME",
-        help=TrainingConfig.__dataclass_fields__["output"].metadata["flag"],
+        help=_help_of(TrainingConfig, "output"),
     ),
 ]
 Metrics = Annotated[
     list[str] | None,
     Parameter(
-        group=DATA,
+        group=(DATA, COMMON),
         negative=(),
         metavar="NAME",
-        help="Metrics to measure: accuracy,f1,auc,top_k(5),r2 ..., or a loss by its name.",
+        help=_help_of(FitOptions, "metrics"),
     ),
 ]
 Ema = Annotated[
     float | None,
     Parameter(
-        group=TRAINED,
+        group=WEIGHTS,
         metavar="DECAY",
         help="Keep a moving average of the weights with this decay, such as 0.999; fit writes the averages.",
     ),
@@ -102,10 +144,10 @@ Provider = Annotated[
     list[str] | None,
     Parameter(
         name="--provider",
-        group=RUNNING,
+        group=(RUNNING, COMMON),
         negative=(),
         metavar="NAME",
-        help="Execution provider, such as cuda or openvino; the CPU runs the operators that it lacks. May be repeated, "
+        help="Execution provider, such as cuda or openvino. The CPU runs the operators that it lacks. May be repeated, "
         "the preferred one first.  [default: cpu]",
     ),
 ]

@@ -35,17 +35,17 @@ def command(
     *,
     train: Annotated[
         list[str] | None,
-        Parameter(group=flags.TRAINED, negative=(), metavar="PATTERN", help="As in fit: train only what matches."),
+        Parameter(group=flags.WEIGHTS, negative=(), metavar="PATTERN", help="As in fit: train only what matches."),
     ] = None,
     freeze: Annotated[
         list[str] | None,
-        Parameter(group=flags.TRAINED, negative=(), metavar="PATTERN", help="As in fit: keep what matches."),
+        Parameter(group=flags.WEIGHTS, negative=(), metavar="PATTERN", help="As in fit: keep what matches."),
     ] = None,
     prediction: flags.Prediction = None,
     adaptable: Annotated[
         bool,
         flags.SWITCH,
-        Parameter(group=flags.TRAINED, help="List the layers that can have adapters (fit --lora) instead."),
+        Parameter(group=flags.WEIGHTS, help="List the layers that can have adapters (fit --lora) instead."),
     ] = False,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,

@@ -22,14 +22,13 @@ from typing import Any
 from cyclopts import Argument, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 import onnxtrain
+from onnxtrain.cli.flags import RENAMED
+from onnxtrain.cli.help import first_sentence
 from onnxtrain.errors import TrainingHint
 from onnxtrain.errors.escaping import visible
 from onnxtrain.errors.spelling import nearest
 
 _PACKAGE = str(Path(onnxtrain.__file__).parent) + os.sep
-
-RENAMED = {"output": "prediction"}
-"""Arguments with a flag of another name: ``--output`` is the file that a command writes."""
 
 _TEXT = r"'[^']*'|\"[^\"]*\""
 _ARGUMENT = re.compile(
@@ -87,14 +86,14 @@ def _explained(argument: Argument) -> str:
     """Return a flag or an argument with the first sentence of its help."""
     parameter = argument.parameter
     value = f" {parameter.metavar}" if parameter.metavar and argument.name.startswith("-") else ""
-    first = (parameter.help or "").partition("  [")[0].partition(". ")[0].strip().rstrip(".")
+    first = first_sentence(parameter.help or "").partition("  [")[0].strip().rstrip(".")
     first = first if first[1:2].isupper() else first[:1].lower() + first[1:]
     return f"{argument.name}{value}{first and f' ({first})'}"
 
 
 def _argument_names() -> set[str]:
-    from onnxtrain.cli.loss_flags import LossFlags
     from onnxtrain.cli.reader_flags import ReaderFlags
+    from onnxtrain.cli.training_flags import LossFlags
     from onnxtrain.plugins.pruning.prune import prune
     from onnxtrain.training.config import AdvancedOptions
     from onnxtrain.training.trainer import Trainer

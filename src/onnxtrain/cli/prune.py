@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config, as_toml
-from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH
-from onnxtrain.cli.loss_flags import LossFlags
-from onnxtrain.cli.optimizer_flags import IntegerPair, PruningOptimizer
+from onnxtrain.cli.flags import COMMON, RESULTS
 from onnxtrain.cli.process import quiet_on_request, unattended
 from onnxtrain.cli.reader_flags import ReaderFlags
-from onnxtrain.cli.training_flags import Training
+from onnxtrain.cli.training_flags import LossFlags, PruningOptimizer, Training, flags_class
+from onnxtrain.plugins.pruning.options import PruneOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,13 +38,15 @@ Examples
     onnxtrain prune model.onnx --data train.npz --validation val.npz \\
         --loss softmax_cross_entropy --accuracy-drop 0.01 --storage sparse
 
-  Zeros in blocks of four outputs with one input:
-    onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
-        --loss softmax_cross_entropy --sparsity 0.9 --block 4,1
-
   A smaller dense model that runs twice as fast, measured on this machine:
     onnxtrain prune model.onnx --data train.npz --validation val.npz \\
         --loss softmax_cross_entropy --structure channels --speedup 2
+"""
+
+MORE_EXAMPLES = """
+  Zeros in blocks of four outputs with one input:
+    onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
+        --loss softmax_cross_entropy --sparsity 0.9 --block 4,1
 
   Twenty cuts over twenty epochs, and the baseline to compare with:
     onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
@@ -59,94 +58,18 @@ Examples
 
 CONFIG = "config.toml"
 REPORT_FILES = ("report.txt", "report.json", "report.png", CONFIG)
-PRUNING = Group("Pruning", sort_key=2.5)
 
 
-@Parameter(name="*", group=PRUNING)
-@dataclass(frozen=True)
-class Pruning:
-    """Settings of the pruning: arguments of :func:`onnxtrain.prune`."""
+class PruneFlags:
+    """Flags of the options of :func:`onnxtrain.prune`."""
 
-    sparsity: Annotated[float | None, Parameter(help="The fraction of weights to remove, at least 0 and below 1.")] = (
-        None
-    )
-    structure: Annotated[
-        list[Literal["channels", "heads", "hidden"]] | None,
-        Parameter(
-            negative=(),
-            help="Remove whole channels, attention heads or hidden units: a smaller dense model. May be repeated.",
-        ),
-    ] = None
-    flops: Annotated[
-        float | None,
-        Parameter(help="With --structure, instead of --sparsity: the fraction of multiply-adds to remove."),
-    ] = None
-    speedup: Annotated[
-        float | None,
-        Parameter(
-            help="With --structure, instead of --sparsity: times as fast as before, measured here with one thread."
-        ),
-    ] = None
-    accuracy_drop: Annotated[
-        float | None,
-        Parameter(help="Instead of --sparsity: the validation accuracy to lose at most (0.01 is one point)."),
-    ] = None
-    method: Annotated[
-        Literal["ssgd", "magnitude", "random"],
-        Parameter(help="ssgd trains with sparsity promotion; the baselines cut the smallest weights, or random ones."),
-    ] = "ssgd"
-    block: Annotated[
-        IntegerPair,
-        Parameter(metavar="OUT,IN", help="Cut blocks of so many outputs and inputs of a layer: 4,1.  [default: 1,1]"),
-    ] = None
-    n_m: Annotated[
-        IntegerPair,
-        Parameter(metavar="N,M", help="Keep n of each m successive inputs of an output: 2,4; instead of --sparsity."),
-    ] = None
-    allocation: Annotated[
-        Literal["uniform", "global", "flops"],
-        Parameter(
-            help="Give each tensor the same sparsity, rank all weights together, or remove more where a weight costs "
-            "more multiplications."
-        ),
-    ] = "global"
-    tensors: Annotated[
-        list[str] | None,
-        Parameter(
-            negative=(),
-            metavar="PATTERN",
-            help="Parameters to prune. May be repeated.  [default: weights and embeddings]",
-        ),
-    ] = None
-    rounds: Annotated[
-        int | None, Parameter(help="Number of cuts, spread over the training on a cubic schedule.  [default: epochs]")
-    ] = None
-    fresh: Annotated[bool, SWITCH, Parameter(help="Initialize the weights anew before the training.")] = False
+    sparsity: float | None
 
 
-@Parameter(name="*", group=LOOP)
-@dataclass(frozen=True)
-class LoopFlags:
-    """Settings of the training loops: arguments of :func:`onnxtrain.prune`."""
-
-    epochs: Annotated[
-        int | None,
-        Parameter(
-            help="Epochs of the training; 0 cuts the model as it is.  [default: chosen by data and sparsity, in stages]"
-        ),
-    ] = None
-    fine_tune_epochs: Annotated[
-        int | None, Parameter(help="Epochs of fine-tuning under the last mask.  [default: likewise]")
-    ] = None
-    batch_size: Annotated[
-        int | None, Parameter(help="Examples per step.  [default: 64, for fewer than 10,000 examples 32]")
-    ] = None
-    schedule: Annotated[
-        str | None, Parameter(help="Learning rates of the training, as in fit.  [default: constant after a warm-up]")
-    ] = None
-    fine_tune_schedule: Annotated[
-        str | None, Parameter(help="Learning rates of the fine-tuning, as in fit.  [default: cosine after a warm-up]")
-    ] = None
+if TYPE_CHECKING:
+    Pruning = PruneFlags
+else:
+    Pruning = flags_class(PruneOptions, PruneFlags)
 
 
 @unattended()
@@ -161,28 +84,23 @@ def command(
     validation: flags.Validation = None,
     target: flags.Target = None,
     reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
-    pruning: Pruning = Pruning(),
+    pruning: Pruning = Pruning(),  # noqa: B008 - frozen
     training: Training = Training(),  # noqa: B008 - frozen
     settings: PruningOptimizer = PruningOptimizer(),  # noqa: B008 - frozen
-    loop: LoopFlags = LoopFlags(),
     output: Annotated[
         Path | None,
         Parameter(
             name=["--output", "-o"],
-            group=RESULTS,
+            group=(RESULTS, COMMON),
             metavar="FILE",
             help="The pruned model.  [default: MODEL-pruned.onnx, here]",
         ),
     ] = None,
     in_place: flags.InPlace = False,
-    storage: Annotated[
-        Literal["dense", "sparse"],
-        Parameter(group=RESULTS, help="Write zeros, or sparse_initializer where that takes fewer bytes."),
-    ] = "dense",
     report: Annotated[
         Path | None,
         Parameter(
-            group=RESULTS,
+            group=(RESULTS, COMMON),
             metavar="FOLDER",
             help="Write report.txt, .json and .png to this folder, and config.toml, which repeats the command.",
         ),
@@ -201,9 +119,6 @@ def command(
     from onnxtrain.plugins.pruning.recipe import choose_optimizer
 
     console, default = terminal.console(), choose_optimizer(pruning.sparsity)
-    arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
-    defaults = ("block",)
-    arguments = {name: value for name, value in arguments.items() if value is not None or name not in defaults}
     path = paths.output_of(model, output, f"{model.stem}-pruned.onnx", in_place=in_place)
     paths.check_paths(
         {
@@ -223,12 +138,11 @@ def command(
         validation=reading.held_out(validation, loss),
         target=target,
         optimizer=None if (rule := settings.build(default)) == default else rule,
-        storage=storage,
         save=path,
         report=report,
         progress=None if json_output else _display(console),
         runtime=flags.runtime(threads, provider),
-        **arguments,
+        **flags.given(pruning, PruneOptions),
         **training.arguments(),
     )
     if report is not None:

@@ -1,20 +1,26 @@
-"""Flags of the options of a training, made from the fields of its configuration."""
+"""Flags of the options of a training: made from the fields that document them, the losses and the optimizers."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
-from onnxtrain.cli.flags import LOSS, TRAINED, Prediction
+from onnxtrain.cli.flags import COMMON, LOSS, MEMORY, OPTIMIZER, RENAMED, flag_of, given, group_of, options_of
+from onnxtrain.errors import OptionError
+from onnxtrain.operators.choice import optimizers_by_name, read_optimizer
+from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
 from onnxtrain.parameters.groups import read_group
-from onnxtrain.training.config import Options, TrainingConfig, choose_precision
+from onnxtrain.training.config import TrainingConfig, choose_precision
+from onnxtrain.training.fit_options import FitOptions
 
 
 class TrainingFlags:
-    """Flags of the options of a training: those fields of the configuration that document one."""
+    """Flags of the options of :class:`onnxtrain.Trainer`."""
 
     prediction: str | None
     seed: int
@@ -23,56 +29,257 @@ class TrainingFlags:
 
     def arguments(self) -> dict[str, Any]:
         """Return these flags as arguments of :class:`onnxtrain.Trainer`."""
-        given = {name: getattr(self, name) for name in _training_options() if name != "output"}
-        given |= {
-            "output": self.prediction,
+        found = given(self, TrainingConfig)
+        return found | {
             "precision": choose_precision(self.precision),
-            "recompute": given["recompute"] or (),
+            "groups": tuple(map(read_group, found["groups"])),
         }
-        given["groups"] = tuple(map(read_group, given["groups"] or ()))
-        return given
 
 
-def _training_options() -> dict[str, dataclasses.Field[Any]]:
-    """Return the fields of the configuration that have flags."""
-    return {field.name: field for field in dataclasses.fields(TrainingConfig) if field.metadata.get("flag")}
+class LoopFlags:
+    """Flags of the options of :meth:`onnxtrain.Trainer.fit`."""
+
+    validation: str | None
+    sample_weight: str | None
+    checkpoint: str | None
+    save_best: str | None
+    resume: bool
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these flags as arguments of :meth:`onnxtrain.Trainer.fit`."""
+        found = given(self, FitOptions)
+        return found | {"change": ",".join(found["change"])}
 
 
-def _training_flags() -> type[TrainingFlags]:
-    """Return the class of the flags: an option becomes one by the ``flag`` text of its field."""
-    hints = typing.get_type_hints(Options)
-    special: dict[str, Any] = {
-        "batch_norm": Literal["frozen", "train", "sync"],
-        "groups": list[str] | None,
-        "masks": Literal["keep"] | None,
-        "precision": str | None,
-    }
+def _kind(hint: Any) -> Any:
+    """Return the type of the flag of an option: patterns are texts, of which there may be several."""
+    kinds = {*typing.get_args(hint), hint}
+    return bool if bool in kinds else list[str] | None if tuple[str, ...] in kinds else hint
+
+
+def flags_class(source: type, base: type) -> Any:
+    """Return the class of the flags of a class of options: an option becomes one by the ``flag`` of its field."""
+    options = options_of(source)
+    hints = {} if all(flag.kind for _, flag in options.values()) else typing.get_type_hints(source)
     fields: list[tuple[str, Any, Any]] = []
-    for name, field in _training_options().items():
-        kinds = {*typing.get_args(hints[name]), hints[name]}
-        kind = special.get(name) or (bool if bool in kinds else list[str] | None if str in kinds else hints[name])
-        if name == "output":
-            fields.append(("prediction", Prediction, dataclasses.field(default=None)))
-            continue
+    for name, (field, flag) in options.items():
+        kind = flag.kind or _kind(hints[name])
+        default = field.default if isinstance(field.default, bool | int | float | str) else None
         parameter = Parameter(
-            group=LOSS if name == "targets" else TRAINED,
-            negative=(),
-            show_default=False if kind is bool else None,
-            metavar={"groups": "GROUP", "precision": "FORMATS"}.get(
-                name, "PATTERN" if kind == list[str] | None else None
-            ),
-            help=field.metadata["flag"],
+            group=(group_of(flag), COMMON) if flag.common else group_of(flag),
+            negative=None if default is True else (),
+            show_default=False if default is False else None,
+            metavar=flag.metavar or ("PATTERN" if list[str] in typing.get_args(kind) else None),
+            help=flag.help,
         )
-        default = None if name in special and name != "batch_norm" else field.default
-        default = None if default == () else default
-        fields.append((name, Annotated[kind, parameter], dataclasses.field(default=default)))
-    made = dataclasses.make_dataclass("Training", fields, bases=(TrainingFlags,), frozen=True)
-    made.__module__ = __name__  # cyclopts looks for the annotations there
-    result: type[TrainingFlags] = Parameter(name="*", group=TRAINED)(made)
+        kind = IntegerPair if kind == tuple[int, int] else kind
+        fields.append((RENAMED.get(name, name), Annotated[kind, parameter], dataclasses.field(default=default)))
+    result = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
+    result.__module__ = __name__  # Python 3.11 says "types", where cyclopts would look for the annotations
+    return Parameter(name="*")(result)
+
+
+@Parameter(name="*", group=LOSS)
+@dataclass(frozen=True)
+class LossFlags:
+    """Flags for arguments of the loss."""
+
+    axis: Annotated[
+        int | None,
+        Parameter(help="Class axis of the logits, for softmax_cross_entropy.  [default: by the labels' shape]"),
+    ] = None
+    ignore_index: Annotated[
+        int | None, Parameter(help="Label that the loss ignores, for softmax_cross_entropy.  [default: -100]")
+    ] = None
+    class_weights: Annotated[
+        str | None,
+        Parameter(metavar="NUMBERS", help="One weight per class, for softmax_cross_entropy: 1,1,3."),
+    ] = None
+    label_smoothing: Annotated[
+        float | None, Parameter(help="Share of every label to spread over all classes, in [0, 1).  [default: 0]")
+    ] = None
+    chunk: Annotated[
+        int | None,
+        Parameter(
+            group=MEMORY,
+            metavar="ROWS",
+            help="Rows (tokens) of logits to compute at a time, for softmax_cross_entropy, next_token, dpo, orpo and "
+            "kto: saves memory with large vocabularies.  [default: all]",
+        ),
+    ] = None
+    check_targets: Annotated[
+        bool, Parameter(help="Refuse targets outside 0 to 1, and distributions that do not sum to 1.")
+    ] = True
+
+    def of(self, loss: str) -> Any:
+        """Return the loss with these arguments.
+
+        Raises:
+            OptionError: The loss has no such argument.
+        """
+        given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
+        given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
+        given["label_smoothing"], given["chunk"] = self.label_smoothing, self.chunk
+        given["check_targets"] = None if self.check_targets else False
+        options = {name: value for name, value in given.items() if value is not None}
+        if not options:
+            return loss
+        from onnxtrain.losses.loss_choice import resolve_loss
+
+        return resolve_loss(loss, **options)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--class-weights is {text!r}; it needs numbers with commas between them: 1,1,3.") from None
+
+
+class OptimizerFlags:
+    """Flags of the optimizers: the name, and every setting under each of its names."""
+
+    optimizer: str
+
+    def build(self, default: Optimizer | None = None) -> Optimizer:
+        """Return the optimizer that the flags describe.
+
+        Args:
+            default: Settings that no flag gives, where the optimizer is of the same class.
+
+        Raises:
+            OptionError: The optimizer has no such setting, or the value is outside its range.
+        """
+        settings, given = read_optimizer(self.optimizer)
+        known = setting_names(settings)
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name == "optimizer" or value is None:
+                continue
+            if field.name not in known:
+                flags = ", ".join(flag_of(name) for name in known if name not in ("lr", "sparsity"))
+                raise OptionError(
+                    f"{flag_of(field.name)} is {value}, but {settings.__name__.lower()} has no such setting; it has "
+                    f"{flags}."
+                )
+            if field.name in given:
+                raise OptionError(f"{flag_of(field.name)} is given twice, by the flag and in {self.optimizer!r}.")
+            given[field.name] = value
+        if isinstance(default, settings):
+            return dataclasses.replace(default, **as_fields(default, given))
+        return settings(**given)
+
+    def resolved(self) -> dict[str, Any]:
+        """Return values of these flags that give the same optimizer, also where defaults change."""
+        optimizer = self.build()
+        none = dict.fromkeys(field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        given = {"optimizer": type(optimizer).__name__.lower(), "learning_rate": optimizer.learning_rate}
+        return {**none, **given, **optimizer.node_attributes()}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "1,1"  # of blocks of one weight
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _setting_help(name: str) -> str:
+    """Return the help of a setting, with the optimizers that have it and their defaults."""
+    texts: dict[str, list[str]] = {}
+    for optimizer, settings in optimizers_by_name().items():
+        defaults = settings().node_attributes()
+        for attribute in settings.schema.attributes:
+            field, _, index = attribute.familiar.partition("[")
+            default = f"{optimizer}: {_show(defaults[attribute.name])}"
+            if name == attribute.name and (not field or index or attribute.kind is str):
+                texts.setdefault(attribute.doc, []).append(default)
+            elif name == attribute.name:
+                also = field.replace("1 - ", "1 - --") if " " in field else flag_of(field)
+                texts.setdefault(f"ONNX's name of {also}.", []).append(default)
+            elif name == field and index == "0]":
+                texts.setdefault("--alpha and --beta as a pair, 0.9,0.999.", []).append(optimizer)
+            elif name == field and not index and attribute.kind is str:
+                texts.setdefault(f"{flag_of(attribute.name)} {attribute.choices[1]}.", []).append(optimizer)
+            elif name == field and not index:
+                texts.setdefault(attribute.doc, []).append(default)
+            elif field == f"1 - {name}":
+                texts.setdefault(f"1 - {flag_of(attribute.name)}.", []).append(optimizer)
+    return " ".join(f"{doc} [{', '.join(who)}]" for doc, who in texts.items())
+
+
+def _integers(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Convert ``4,1``, or an array of TOML."""
+    text = ",".join(token.value for token in tokens)
+    try:
+        return tuple(int(part) for part in text.strip("()").split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a pair of integers such as 4,1") from None
+
+
+IntegerPair = Annotated[tuple[int, ...] | None, Parameter(negative=(), n_tokens=1, converter=_integers, metavar="A,B")]
+
+
+def _pair(_: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
+    """Convert ``0.9,0.999``, or an array of TOML."""
+    text = ",".join(token.value for token in tokens)
+    try:
+        return tuple(float(part) for part in text.strip("()").split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a pair of numbers such as 0.9,0.999") from None
+
+
+def _optimizer_flags(default: str) -> type[OptimizerFlags]:
+    """Return the class of all flags: an optimizer adds its settings by being registered."""
+    optimizers = optimizers_by_name()
+    rates = ", ".join(f"{name}: {settings().learning_rate:g}" for name, settings in optimizers.items())
+    names: dict[str, Any] = {
+        "optimizer": Annotated[
+            Literal[tuple(optimizers)] | str,
+            Parameter(
+                group=(OPTIMIZER, COMMON),
+                metavar="NAME",
+                help="The update rule. Its settings are flags, or as in 'adam(lr=1e-3)'.",
+            ),
+        ],
+        "learning_rate": Annotated[
+            float | None,
+            Parameter(
+                name=["--learning-rate", "--lr"],
+                group=(OPTIMIZER, COMMON),
+                help=f"Learning rate, the highest one of a schedule. [{rates}]",
+            ),
+        ],
+    }
+    kinds = {attribute.name: attribute.kind for each in optimizers.values() for attribute in each.schema.attributes}
+    for settings in optimizers.values():
+        for name in setting_names(settings):
+            if name in ("lr", "sparsity") or name in names or (name == "block" and default == "ssgd"):
+                continue  # prune has a --block of its own
+            if name == "betas":
+                pair = Parameter(negative=(), n_tokens=1, converter=_pair, metavar="A,B", help=_setting_help(name))
+                names[name] = Annotated[tuple[float, ...] | None, pair]
+            elif name == "block":
+                names[name] = Annotated[IntegerPair, Parameter(metavar="OUT,IN", help=_setting_help(name))]
+            elif name == "nesterov":
+                names[name] = Annotated[bool | None, Parameter(negative=(), help=_setting_help(name))]
+            else:
+                kind = kinds.get(name, float)
+                names[name] = Annotated[kind | None, Parameter(help=_setting_help(name))]
+    fields: list[tuple[str, Any, Any]] = [
+        (name, kind, dataclasses.field(default=default if name == "optimizer" else None))
+        for name, kind in names.items()
+    ]
+    made = dataclasses.make_dataclass("OptimizerSettings", fields, bases=(OptimizerFlags,), frozen=True)
+    made.__module__ = __name__
+    result: type[OptimizerFlags] = Parameter(name="*", group=OPTIMIZER)(made)
     return result
 
 
 if TYPE_CHECKING:
     Training = TrainingFlags
+    Loop = LoopFlags
+    OptimizerSettings = OptimizerFlags
+    PruningOptimizer = OptimizerFlags
 else:
-    Training = _training_flags()
+    Training, Loop = flags_class(TrainingConfig, TrainingFlags), flags_class(FitOptions, LoopFlags)
+    OptimizerSettings, PruningOptimizer = _optimizer_flags("adam"), _optimizer_flags("ssgd")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from onnxtrain.data.naming import (
     match_positions,
 )
 from onnxtrain.errors import DataError
+
+Source = Any
+"""Data in any form that :func:`open_dataset` takes."""
 
 
 def open_dataset(

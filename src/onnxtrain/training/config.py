@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, get_args
 
 import numpy as np
@@ -239,15 +239,44 @@ def _runtime_options(given: RuntimeOptions | None) -> RuntimeOptions:
     return given or RuntimeOptions()
 
 
-def _option(doc: str, convert: Callable[[Any], Any] | None = None, flag: str = "") -> dict[str, Any]:
-    """Return the metadata of an option's field.
+@dataclass(frozen=True)
+class Flag:
+    """How an option appears on the command line.
+
+    Attributes:
+        help: Its help; the first sentence stands alone in the short help.
+        group: The group of flags that shows it.
+        kind: Type of its value; ``None`` for that of the option: a switch, patterns, or a number.
+        metavar: Placeholder of its value; ``None`` for one made of the type.
+        common: Whether most people need it, so that the short help shows it.
+    """
+
+    help: str
+    group: str = "Weights"
+    kind: Any = None
+    metavar: str | None = None
+    common: bool = False
+
+
+def option(
+    default: Any,
+    doc: str,
+    convert: Callable[[Any], Any] | None = None,
+    *,
+    flag: Flag | None = None,
+    factory: Any = MISSING,
+) -> Any:
+    """Return the field of an option.
 
     Args:
+        default: Its default; ``MISSING`` where it has none, or a factory makes it.
         doc: Its documentation.
         convert: Conversion of a caller's argument.
-        flag: Help of its flag on the command line; empty where it has none.
+        flag: Its flag on the command line; ``None`` where it has none.
+        factory: Makes the default.
     """
-    return {"doc": doc, "convert": convert, "flag": flag}
+    metadata = {"doc": doc, "convert": convert, "flag": flag}
+    return field(default=default, default_factory=factory, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,228 +290,201 @@ class TrainingConfig:
         OptionError: A field has a value that it cannot have.
     """
 
-    model: ModelFile = field(
-        metadata=_option(
-            "A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the trained "
-            "initializers differ. A path takes less memory: the weights are held once, and not a second time in the "
-            "loaded model."
-        )
+    model: ModelFile = option(
+        MISSING,
+        "A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the trained "
+        "initializers differ. A path takes less memory: the weights are held once, and not a second time in the "
+        "loaded model.",
     )
     """The model as it was read, with the copies that ``untie`` asks for; compared by identity."""
-    loss: Loss | JointLoss | str = field(
-        metadata=_option(
-            'What to minimise: ``"softmax_cross_entropy"``, ``"next_token"``, ``"binary_cross_entropy"``, '
-            '``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, each with arguments as in '
-            '``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a '
-            ":class:`~onnxtrain.losses.Loss`, the path of an ONNX model of (prediction, target), or a function "
-            "(builder, prediction, target) -> value. A model that ends in the Softmax or Sigmoid that a cross-entropy "
-            "contains is trained on its logits."
-        )
+    loss: Loss | JointLoss | str = option(
+        MISSING,
+        'What to minimise: ``"softmax_cross_entropy"``, ``"next_token"``, ``"binary_cross_entropy"``, '
+        '``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, each with arguments as in '
+        '``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a '
+        ":class:`~onnxtrain.losses.Loss`, the path of an ONNX model of (prediction, target), or a function "
+        "(builder, prediction, target) -> value. A model that ends in the Softmax or Sigmoid that a cross-entropy "
+        "contains is trained on its logits.",
     )
-    optimizer: Optimizer = field(
-        default_factory=Adam,
-        metadata=_option('Update rule, by default ``Adam()``; or its name, ``"adamw(lr=3e-4)"``.'),
+    optimizer: Optimizer = option(
+        MISSING, 'Update rule, by default ``Adam()``; or its name, ``"adamw(lr=3e-4)"``.', factory=Adam
     )
-    train: tuple[str, ...] | None = field(
-        default=None,
-        metadata=_option(
-            "Glob patterns of the initializers to train; by default all parameters (``onnxtrain inspect "
-            "MODEL`` lists them).",
-            _optional_patterns,
-            flag="Train only matching parameters, such as 'classifier.*'. May be repeated.",
-        ),
+    train: tuple[str, ...] | None = option(
+        None,
+        "Glob patterns of the initializers to train; by default all parameters (``onnxtrain inspect "
+        "MODEL`` lists them).",
+        _optional_patterns,
+        flag=Flag("Train only matching parameters, such as 'classifier.*'. May be repeated.", common=True),
     )
-    freeze: tuple[str, ...] | None = field(
-        default=None,
-        metadata=_option(
-            "Glob patterns of initializers to freeze; wins over ``train``.",
-            _optional_patterns,
-            flag="Freeze matching parameters. May be repeated.",
-        ),
+    freeze: tuple[str, ...] | None = option(
+        None,
+        "Glob patterns of initializers to freeze; wins over ``train``.",
+        _optional_patterns,
+        flag=Flag("Freeze matching parameters. May be repeated.", common=True),
     )
-    groups: tuple[Group, ...] = field(
-        default=(),
-        metadata=_option(
-            "Parameter groups with settings of their own, :class:`~onnxtrain.Group`. A parameter belongs to "
-            "the first group that matches it, as in PyTorch.",
-            listed_groups,
-            flag="Other optimizer settings for matching parameters: '*.bias|*norm*, weight_decay=0', or "
+    groups: tuple[Group, ...] = option(
+        (),
+        "Parameter groups with settings of their own, :class:`~onnxtrain.Group`. A parameter belongs to "
+        "the first group that matches it, as in PyTorch.",
+        listed_groups,
+        flag=Flag(
+            "Other optimizer settings for matching parameters: '*.bias|*norm*, weight_decay=0', or "
             "lr_scale=0.1. The first matching group counts. May be repeated.",
+            group="Optimizer",
+            kind=list[str] | None,
+            metavar="GROUP",
         ),
     )
-    output: str | None = field(
-        default=None,
-        metadata=_option(
-            "The output that the loss reads, by default the first one of a floating type.",
-            flag="Output of the model that the loss reads.  [default: the first floating-point output]",
+    output: str | None = option(
+        None,
+        "The output that the loss reads, by default the first one of a floating type.",
+        flag=Flag(
+            "Output of the model that the loss reads.  [default: the first floating-point output]",
+            group="Loss",
+            metavar="NAME",
         ),
     )
-    targets: TargetKind | None = field(
-        default=None,
-        metadata=_option(
-            '``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by '
-            "default decided by the first data.",
-            flag="Targets are class indices or values, where the loss takes both.  [default: by the data]",
+    targets: TargetKind | None = option(
+        None,
+        '``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by '
+        "default decided by the first data.",
+        flag=Flag(
+            "Targets are class indices or values, where the loss takes both.  [default: by the data]", group="Loss"
         ),
     )
-    batch_norm: str = field(
-        default="frozen",
-        metadata=_option(
-            '``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, '
-            'with the running ones written back; ``"sync"``: synchronized over all ranks (SyncBatchNorm).',
-            flag="Batch normalization: running statistics of the file; statistics of the batch, with the running "
+    batch_norm: str = option(
+        "frozen",
+        '``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, '
+        'with the running ones written back; ``"sync"``: synchronized over all ranks (SyncBatchNorm).',
+        flag=Flag(
+            "Batch normalization: running statistics of the file; statistics of the batch, with the running "
             "ones written back; or of the batch over all processes.",
+            kind=Literal["frozen", "train", "sync"],
         ),
     )
-    dropout: bool = field(
-        default=False,
-        metadata=_option(
-            "Whether Dropout nodes are active while training, whatever mode the file sets.",
-            flag="Let Dropout nodes drop while training.",
-        ),
+    dropout: bool = option(
+        False,
+        "Whether Dropout nodes are active while training, whatever mode the file sets.",
+        flag=Flag("Let Dropout nodes drop while training."),
     )
-    untie: bool | tuple[str, ...] = field(
-        default=False,
-        metadata=_option(
-            "Split shared initializers, so that each node has its own: ``True`` for those that exporters "
-            "merge (scales, biases and statistics), or glob patterns.",
-            _switch_or_patterns,
-            flag="Give every node its own copy of equal vectors that an exporter merged.",
-        ),
+    untie: bool | tuple[str, ...] = option(
+        False,
+        "Split shared initializers, so that each node has its own: ``True`` for those that exporters "
+        "merge (scales, biases and statistics), or glob patterns.",
+        _switch_or_patterns,
+        flag=Flag("Give every node its own copy of equal vectors that an exporter merged."),
     )
-    tie: bool | tuple[str, ...] = field(
-        default=False,
-        metadata=_option(
-            "Train initializers that hold the same values (an embedding, and the output projection as its "
-            "transposed copy) as one: ``True`` for all, or glob patterns.",
-            _switch_or_patterns,
-            flag="Train weights that the model holds twice, such as a transposed embedding, as one.",
-        ),
+    tie: bool | tuple[str, ...] = option(
+        False,
+        "Train initializers that hold the same values (an embedding, and the output projection as its "
+        "transposed copy) as one: ``True`` for all, or glob patterns.",
+        _switch_or_patterns,
+        flag=Flag("Train weights that the model holds twice, such as a transposed embedding, as one."),
     )
-    clip_value: float | None = field(
-        default=None,
-        metadata=_option(
-            "Clip every element of the gradients to [-clip_value, clip_value].",
-            flag="Clip every element of the gradients to [-FLOAT, FLOAT].",
-        ),
+    clip_value: float | None = option(
+        None,
+        "Clip every element of the gradients to [-clip_value, clip_value].",
+        flag=Flag("Clip every element of the gradients to [-FLOAT, FLOAT].", group="Optimizer"),
     )
-    clip_norm: float | None = field(
-        default=None,
-        metadata=_option(
-            "Scale the gradients so that their global norm is at most this.",
-            flag="Scale the gradients so that their global norm is at most this.",
-        ),
+    clip_norm: float | None = option(
+        None,
+        "Scale the gradients so that their global norm is at most this.",
+        flag=Flag("Scale the gradients so that their global norm is at most this.", group="Optimizer"),
     )
-    masks: Masks = field(
-        default_factory=Masks,
-        metadata=_option(
-            'Boolean arrays by parameter name; elements stay zero where a mask is false. ``"keep"`` keeps the zeros '
-            "of the tensors that were pruned. See :meth:`set_masks`.",
-            Masks,
-            flag="keep: keep the zeros of a pruned model while its other weights train.",
-        ),
+    masks: Masks = option(
+        MISSING,
+        'Boolean arrays by parameter name; elements stay zero where a mask is false. ``"keep"`` keeps the zeros '
+        "of the tensors that were pruned. See :meth:`set_masks`.",
+        Masks,
+        flag=Flag("keep: keep the zeros of a pruned model while its other weights train.", kind=Literal["keep"] | None),
+        factory=Masks,
     )
-    sparsify: tuple[str, ...] | None = field(
-        default=None,
-        metadata=_option(
-            "Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by "
-            "default the weights of linear layers, convolutions, recurrent layers and embeddings. Other "
-            "parameters take plain steps.",
-            _optional_patterns,
-        ),
+    sparsify: tuple[str, ...] | None = option(
+        None,
+        "Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by "
+        "default the weights of linear layers, convolutions, recurrent layers and embeddings. Other "
+        "parameters take plain steps.",
+        _optional_patterns,
     )
-    accumulate: int = field(
-        default=1,
-        metadata=_option("Split every batch into this many micro-batches; the step equals that of the whole batch."),
+    accumulate: int = option(
+        1, "Split every batch into this many micro-batches; the step equals that of the whole batch."
     )
-    ema: EMA | None = field(
-        default=None,
-        metadata=_option(
-            "Keep an exponential moving average of the parameters, with this decay, or as an "
-            ":class:`~onnxtrain.EMA` says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with "
-            "``ema=True``.",
-            choose_ema,
-        ),
+    ema: EMA | None = option(
+        None,
+        "Keep an exponential moving average of the parameters, with this decay, or as an "
+        ":class:`~onnxtrain.EMA` says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with "
+        "``ema=True``.",
+        choose_ema,
     )
-    straight_through: bool = field(
-        default=False,
-        metadata=_option(
-            "Pass gradients unchanged through operators that round or quantize (straight-through estimator); "
-            "see :func:`onnxtrain.gradient`.",
-            flag="Pass gradients unchanged through operators that round or quantize.",
-        ),
+    straight_through: bool = option(
+        False,
+        "Pass gradients unchanged through operators that round or quantize (straight-through estimator); "
+        "see :func:`onnxtrain.gradient`.",
+        flag=Flag("Pass gradients unchanged through operators that round or quantize."),
     )
-    qat: bool = field(
-        default=False,
-        metadata=_option(
-            "Quantization-aware training of a quantized model: integer weights are trained as floats that "
-            "every step rounds, scales are trained, and integers and scales are saved "
-            "([quantization](docs/quantization.md)). Implies ``straight_through``.",
-            flag="Quantization-aware training of a quantized model: integer weights and their scales.",
-        ),
+    qat: bool = option(
+        False,
+        "Quantization-aware training of a quantized model: integer weights are trained as floats that "
+        "every step rounds, scales are trained, and integers and scales are saved "
+        "([quantization](docs/quantization.md)). Implies ``straight_through``.",
+        flag=Flag("Quantization-aware training of a quantized model: integer weights and their scales."),
     )
-    recompute: tuple[str, ...] = field(
-        default=(),
-        metadata=_option(
-            "Glob patterns of names of nodes whose outputs are recomputed in the backward pass (activation "
-            'checkpointing): takes time, saves memory, changes no result. ``"layers"`` recomputes every '
-            "numbered layer from its input.",
-            _patterns,
-            flag="Recompute the outputs of nodes of such names in the backward pass (activation checkpointing): "
+    recompute: tuple[str, ...] = option(
+        (),
+        "Glob patterns of names of nodes whose outputs are recomputed in the backward pass (activation "
+        'checkpointing): takes time, saves memory, changes no result. ``"layers"`` recomputes every '
+        "numbered layer from its input.",
+        _patterns,
+        flag=Flag(
+            "Recompute the outputs of nodes of such names in the backward pass (activation checkpointing): "
             "saves memory. May be repeated.",
+            group="Memory",
         ),
     )
-    dynamic_batch: bool = field(
-        default=False,
-        metadata=_option(
-            "Train a model of a fixed batch size on batches of any size, by :func:`onnxtrain.dynamic_batch`; "
-            "the saved file keeps its own.",
-            flag="Train a model of a fixed batch size on batches of --batch-size.",
-        ),
+    dynamic_batch: bool = option(
+        False,
+        "Train a model of a fixed batch size on batches of any size, by :func:`onnxtrain.dynamic_batch`; "
+        "the saved file keeps its own.",
+        flag=Flag("Train a model of a fixed batch size on batches of --batch-size."),
     )
-    lora: Adaptation | None = field(
-        default=None,
-        metadata=_option(
-            "Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names the "
-            "initializers that are trained in full beside them, by default none.",
-            _adaptation,
-        ),
+    lora: Adaptation | None = option(
+        None,
+        "Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names the "
+        "initializers that are trained in full beside them, by default none.",
+        _adaptation,
     )
-    seed: int = field(
-        default=0,
-        metadata=_option(
-            "Seed of shuffling and of dropout.",
-            flag="Seed of shuffling and of dropout.",
-        ),
+    seed: int = option(
+        0,
+        "Seed of shuffling and of dropout.",
+        flag=Flag("Seed of shuffling and of dropout.", group="Training", common=True),
     )
-    threads: int | None = field(
-        default=None,
-        metadata=_option("Threads within an operator; default one per core."),
+    threads: int | None = option(None, "Threads within an operator; default one per core.")
+    runtime: RuntimeOptions = option(
+        MISSING,
+        "Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.",
+        _runtime_options,
+        factory=RuntimeOptions,
     )
-    runtime: RuntimeOptions = field(
-        default_factory=RuntimeOptions,
-        metadata=_option(
-            "Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.",
-            _runtime_options,
-        ),
-    )
-    precision: Precision = field(
-        default_factory=Precision,
-        metadata=_option(
-            'Number formats of computation, states and weights, :class:`onnxtrain.Precision`, or text: ``"bfloat16"``.',
-            choose_precision,
-            flag="Number formats: bfloat16 rounds the operands of linear layers, attention and convolutions "
+    precision: Precision = option(
+        MISSING,
+        'Number formats of computation, states and weights, :class:`onnxtrain.Precision`, or text: ``"bfloat16"``.',
+        choose_precision,
+        flag=Flag(
+            "Number formats: bfloat16 rounds the operands of linear layers, attention and convolutions "
             "(faster with AVX512-BF16); 'states=bfloat16' or 'states=8bit' stores the optimizer's states in fewer "
             "bytes, rounded stochastically; 'master_weights=false' holds bfloat16 weights as the file does.",
+            group="Memory",
+            kind=str | None,
+            metavar="FORMATS",
         ),
+        factory=Precision,
     )
-    distributed: Distributed = field(
-        default_factory=Distributed,
-        metadata=_option(
-            "Data-parallel training with other processes: a communicator such as ``onnxtrain.distributed.MPI()``, "
-            '``"mpi"``, or :class:`onnxtrain.Distributed`; ``parallel=`` is the same argument.',
-            choose_distributed,
-        ),
+    distributed: Distributed = option(
+        MISSING,
+        "Data-parallel training with other processes: a communicator such as ``onnxtrain.distributed.MPI()``, "
+        '``"mpi"``, or :class:`onnxtrain.Distributed`; ``parallel=`` is the same argument.',
+        choose_distributed,
+        factory=Distributed,
     )
     form: Forms | None = None
     """The kind and shape of targets by loss, as the data show them; ``None`` before any data."""

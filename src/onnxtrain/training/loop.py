@@ -18,7 +18,7 @@ import numpy as np
 from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset, IterableDataset
 from onnxtrain.data.array_dataset import undivided
-from onnxtrain.data.augmentation import Augment, augmented
+from onnxtrain.data.augmentation import augmented
 from onnxtrain.data.base import share
 from onnxtrain.data.data_names import DataNames
 from onnxtrain.data.prefetch import Prefetch
@@ -43,6 +43,7 @@ from onnxtrain.training.description import (
     describe_weights,
 )
 from onnxtrain.training.executor import Executor
+from onnxtrain.training.fit_options import FitOptions
 from onnxtrain.training.report.record import VALIDATION
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.schedules.learning_rate import LearningRate
@@ -81,27 +82,22 @@ class Checkpoints:
     @classmethod
     def of(
         cls,
-        folder: str | os.PathLike[str] | None,
-        *,
-        every: int | None,
-        keep: int,
-        resume: bool | str | os.PathLike[str],
-        change: str | Collection[str],
-        save_best: str | None,
+        options: FitOptions,
     ) -> Checkpoints:
-        """Check the arguments of ``fit`` about checkpoints.
+        """Check the options of ``fit`` about checkpoints.
 
         Raises:
-            OptionError: An argument needs another one, or has a value that is not accepted.
+            OptionError: An option needs another one, or has a value that is not accepted.
         """
+        folder, every, change = options.checkpoint, options.checkpoint_every, options.change
         if every is not None and every < 1:
             raise OptionError(f"checkpoint_every is {every}; it needs a number of steps of at least 1.")
-        if resume and folder is None:
+        if options.resume and folder is None:
             raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
-        if save_best is not None and folder is None:
+        if options.save_best is not None and folder is None:
             raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
         changes = names_to_change(change if isinstance(change, str) else list(change))
-        if changes and not resume:
+        if changes and not options.resume:
             raise OptionError(
                 "change lists the settings that may differ from the checkpoint; it needs resume=True, too."
             )
@@ -113,9 +109,9 @@ class Checkpoints:
                 raise OptionError(
                     "checkpoint is '', which names no folder; give the name of one, such as 'checkpoints'."
                 )
-            store = CheckpointStore(folder, keep)
-        path = None if isinstance(resume, bool) else resume
-        return cls(store, every, bool(resume), path, changes)
+            store = CheckpointStore(folder, options.keep)
+        path = None if isinstance(options.resume, bool) else options.resume
+        return cls(store, every, bool(options.resume), path, changes)
 
     def check_new(self) -> None:
         """Check that a new training does not write among the checkpoints of an earlier one.
@@ -136,6 +132,7 @@ class LoopOptions:
     """Options and objects of one call of ``fit``.
 
     Attributes:
+        given: The options as the caller gave them.
         executor: Runs the steps.
         state: The values that the steps change.
         rate: The learning rate of the trainer.
@@ -143,20 +140,16 @@ class LoopOptions:
         features: The same examples as the steps read them, where these start at the outputs of frozen layers.
         validation: The validation data, and the evaluator for them.
         metrics: The validation metrics.
-        schedule: The learning-rate schedule as given.
         rates: The learning rate by step.
         names: Column names and labels of the data.
         callbacks: All callbacks as one.
         progress: The state that callbacks receive.
-        epochs: Number of epochs.
         batch_size: Examples per step on all ranks together.
-        shuffle: Whether to shuffle the examples in every epoch.
-        prefetch: Whether a thread prepares the next batch.
-        augment: Changes the inputs of training batches.
         ema: Whether validation measures the moving averages.
         checkpoints: Options of checkpoints.
     """
 
+    given: FitOptions
     executor: Executor
     state: State
     rate: LearningRate
@@ -164,16 +157,11 @@ class LoopOptions:
     features: Dataset | None
     validation: tuple[Dataset, Evaluator] | None
     metrics: list[HeadMetric]
-    schedule: str | Schedule | None
     rates: Schedule
     names: DataNames
     callbacks: CallbackList
     progress: TrainingState
-    epochs: int
     batch_size: int
-    shuffle: bool
-    prefetch: bool
-    augment: Augment | None
     ema: bool
     checkpoints: Checkpoints
 
@@ -218,7 +206,7 @@ class Loop:
         self._compares = several and self._identity["data"]["content"] is None
         self._count = self._shared.batch_count(options.batch_size) if self._compares else None
         self._position = Position(before=self._state.epochs)
-        self._prefetch = Prefetch(threaded=options.prefetch)
+        self._prefetch = Prefetch(threaded=options.given.prefetch)
         self._stopping = Stopping()
         self._tokens = 0
         self._not_written: set[int] = set()  # steps without their checkpoint
@@ -236,7 +224,7 @@ class Loop:
             checkpoints = options.checkpoints
             asked = {
                 "call": "fit",
-                "epochs": options.epochs,
+                "epochs": options.given.epochs,
                 "checkpoint": checkpoints.store is not None,
                 "resume": checkpoints.path or checkpoints.resume,
                 "batches": self._count,
@@ -264,7 +252,7 @@ class Loop:
         try:
             with self._stopping:
                 options.callbacks.on_fit_begin(progress)
-                while self._position.epoch < options.epochs and not progress.stop:
+                while self._position.epoch < options.given.epochs and not progress.stop:
                     self._epoch()
                 options.callbacks.on_fit_end(progress)
                 if self._stopping.signal is not None and self._communicator.size == 1:  # after the last step
@@ -344,15 +332,15 @@ class Loop:
         try:
             read = self._shared.batches(
                 options.batch_size,
-                shuffle=options.shuffle,
+                shuffle=options.given.shuffle,
                 seed=seed,
                 epoch=position.before + position.epoch,
                 start=position.batch,
             )
-            if options.augment is not None:
+            if options.given.augment is not None:
                 read = augmented(
                     read,
-                    options.augment,
+                    options.given.augment,
                     seed=seed,
                     epoch=position.before + position.epoch,
                     start=position.batch,
@@ -564,7 +552,7 @@ class Loop:
             position.batch = -(-position.batch * int(written["batch_size"]) // options.batch_size)
         per_epoch = progress.steps_per_epoch
         if {"batch_size", "data", "epochs", "schedule"} & set(changed) and per_epoch is not None:
-            counts = counts_epochs(options.schedule, options.rate.base, options.epochs, per_epoch)
+            counts = counts_epochs(options.given.schedule, options.rate.base, options.given.epochs, per_epoch)
             position.ahead = position.epoch * per_epoch + position.batch - position.step if counts else 0
         if "early_stopping" in changed:
             position.stopped = None
@@ -586,13 +574,13 @@ def _identity(options: LoopOptions) -> dict[str, Any]:
         **describe_settings(config, options.executor.objective),
         **describe_loop(
             options.rate.base,
-            schedule=options.schedule,
-            epochs=options.epochs,
+            schedule=options.given.schedule,
+            epochs=options.given.epochs,
             per_epoch=options.progress.steps_per_epoch,
             batch_size=options.batch_size,
-            shuffle=options.shuffle,
+            shuffle=options.given.shuffle,
             callbacks=options.callbacks.callbacks,
-            augment=options.augment,
+            augment=options.given.augment,
         ),
         **describe_model(config.model),
         "labels": None if names.labels is None else list(names.labels),

@@ -24,6 +24,7 @@ from onnxtrain.data.data_names import (
     write_names,
 )
 from onnxtrain.data.labels import assumed_order
+from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, ModelError, OptionError
 from onnxtrain.errors._internal import gc_paused
@@ -55,9 +56,6 @@ if TYPE_CHECKING:
     from onnxtrain.plugins.text.comparison_data import Comparisons
     from onnxtrain.plugins.text.generation import TextGenerator
     from onnxtrain.training.inference.evaluation import Evaluator
-
-Source = Any
-"""Data in any form that :func:`onnxtrain.data.open_dataset` takes."""
 
 _RATE, _BASE_RATE, _EPOCHS = "trainer/learning_rate", "trainer/base_learning_rate", "trainer/epochs"
 """Names in a state dictionary of what is no array of a step."""

@@ -15,6 +15,7 @@ from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import names_of_checkpoint
 from onnxtrain.data.labels import doubts
 from onnxtrain.data.naming import NoSuchArrayError
+from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.errors._internal import gc_paused
@@ -38,7 +39,7 @@ from onnxtrain.training.config import (
 )
 from onnxtrain.training.data_adapter import is_packed
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.trained_model import Source, TrainedModel, trains
+from onnxtrain.training.trained_model import TrainedModel, trains
 from onnxtrain.training.working_copy.adaptation import Adaptation
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.callbacks.base import Callback
     from onnxtrain.training.callbacks.history import History
     from onnxtrain.training.callbacks.progress import ProgressLike
+    from onnxtrain.training.fit_options import FitOptions
     from onnxtrain.training.inference.evaluation import Evaluator
     from onnxtrain.training.loop import Checkpoints
     from onnxtrain.training.run_folder import RunFolder
@@ -353,8 +355,8 @@ class Trainer(TrainedModel):
             checkpoint: Folder of checkpoints; none by default.
             checkpoint_every: Steps between checkpoints; by default one per epoch.
             keep: How many checkpoints to keep.
-            save_best: A metric such as ``"val_accuracy"``: the model of its best epoch is in ``best.onnx`` in
-                the folder of the checkpoints; with ``lora`` its adapter in ``best.onnx_adapter``.
+            save_best: A metric such as ``"val_accuracy"``: the model of its best epoch is in ``best.onnx`` in the
+                folder of the checkpoints; with ``lora`` its adapter in ``best.onnx_adapter``.
             resume: Go on from the newest checkpoint of the folder, or from the one of this path, bit for bit as if
                 never stopped. Everything that changes numbers must be as it was: settings, schedule, the model, and the
                 data, of which hashes are compared. (Of a function only its name is, and of an iterable of batches
@@ -374,9 +376,9 @@ class Trainer(TrainedModel):
                 ``save_best`` then writes; by default where the trainer keeps them. Early stopping puts averages and
                 weights back.
             cache_features: Whether to compute what the frozen layers before the first trained one give once, for all
-                examples, and to run only the layers behind them in every step
-                ([transfer learning](docs/transfer_learning.md)). Losses are the same to rounding; memory has to hold
-                the features of all examples, of which :attr:`hints` says the size.
+                examples, and to run only the layers behind them in every step ([transfer
+                learning](docs/transfer_learning.md)). Losses are the same to rounding; memory has to hold the features
+                of all examples, of which :attr:`hints` says the size.
 
         Returns:
             One row per epoch: loss, learning rate, the loss of each output where several have one, validation loss and
@@ -393,6 +395,7 @@ class Trainer(TrainedModel):
         """
         # a step alone does not need these
         from onnxtrain.training.callbacks import CallbackList, History, SaveBest, TrainingState
+        from onnxtrain.training.fit_options import FitOptions
         from onnxtrain.training.loop import (
             Checkpoints,
             Loop,
@@ -402,13 +405,10 @@ class Trainer(TrainedModel):
             steps_per_epoch,
         )
 
-        if epochs < 1:
-            raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
+        options = FitOptions.of(locals())
         rank, ema = self._communicator.rank, self.config.ema is not None if ema is None else ema
         self._state.check_averages(ema)
-        checkpoints = Checkpoints.of(
-            checkpoint, every=checkpoint_every, keep=keep, resume=resume, change=change, save_best=save_best
-        )
+        checkpoints = Checkpoints.of(options)
         best = None if save_best is None or checkpoint is None else os.path.join(checkpoint, self._best_name)
         if best is not None and os.path.isdir(os.path.dirname(best)):
             self._file.check_writable(best)
@@ -416,7 +416,7 @@ class Trainer(TrainedModel):
         if checkpoints.resume:
             self._take_names(checkpoints)
         self._data.paired = -(-batch_size // self.config.accumulate)
-        dataset, validated = self._open_fit_data(data, y, validation, target, sample_weight, metrics, ema, shuffle)
+        dataset, validated = self._open_fit_data(data, y, options, ema=ema)
         size = examples_per_step(self._executor, dataset, batch_size)
         per_epoch = steps_per_epoch(self._executor, dataset, size)
         rates = self._schedule(schedule, epochs, per_epoch)
@@ -434,6 +434,7 @@ class Trainer(TrainedModel):
         listeners.silent = rank > 0
         loop = Loop(
             LoopOptions(
+                given=options,
                 executor=self._executor,
                 state=self._state,
                 rate=self._rate,
@@ -442,7 +443,6 @@ class Trainer(TrainedModel):
                 features=features,
                 validation=validated,
                 metrics=measured,
-                schedule=schedule,
                 rates=rates,
                 callbacks=listeners,
                 progress=TrainingState(
@@ -452,11 +452,7 @@ class Trainer(TrainedModel):
                     batch_size=size,
                     trainer=self,
                 ),
-                epochs=epochs,
                 batch_size=size,
-                shuffle=shuffle,
-                prefetch=prefetch,
-                augment=augment,
                 ema=ema,
                 checkpoints=checkpoints,
             )
@@ -512,12 +508,9 @@ class Trainer(TrainedModel):
         self,
         data: Source,
         y: Any,
-        validation: Any,
-        target: str | None,
-        sample_weight: Any,
-        metrics: Metrics,
+        options: FitOptions,
+        *,
         ema: bool,
-        shuffle: bool,
     ) -> tuple[Dataset, tuple[Dataset, Evaluator] | None]:
         """Open the training data, and the validation data with the evaluator that measures them.
 
@@ -525,11 +518,12 @@ class Trainer(TrainedModel):
             DataError: They cannot be read or do not fit.
             OptionError: There are metrics without validation data.
         """
-        if validation is None and not are_none(metrics):
+        validation, target, sample_weight = options.validation, options.target, options.sample_weight
+        if validation is None and not are_none(options.metrics):
             raise OptionError("metrics are measured on validation data; give validation=.")
         dataset = self._open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
         if isinstance(validation, float | int):
-            dataset, validation = split_validation(dataset, validation, self.config.seed, shuffle=shuffle)
+            dataset, validation = split_validation(dataset, validation, self.config.seed, shuffle=options.shuffle)
         if validation is None:
             return dataset, None
         evaluator: Evaluator | None = None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Literal
 
 import numpy as np
 
 from onnxtrain.errors import OptionError
+from onnxtrain.plugins.pruning.options import Structure
 from onnxtrain.plugins.structures.axes import Structures
 
-Structure = Literal["channels", "heads", "hidden"]
 STRUCTURES: tuple[Structure, ...] = ("channels", "heads", "hidden")
 
 _LEAST = 0.1

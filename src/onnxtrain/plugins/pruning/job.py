@@ -6,11 +6,12 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
 
+from onnxtrain.data.opening import Source
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
@@ -20,13 +21,13 @@ from onnxtrain.operators.sparsity import Layer
 from onnxtrain.parameters.layouts import product_layouts
 from onnxtrain.parameters.masks import choose_tensors
 from onnxtrain.plugins.pruning.fresh import fresh_values
+from onnxtrain.plugins.pruning.options import PruneOptions
 from onnxtrain.plugins.pruning.phases import Phases, Watch, metric_of
 from onnxtrain.plugins.pruning.recipe import Stage, choose_stages, dense_epochs
 from onnxtrain.plugins.pruning.record import LayerRow, Point
 from onnxtrain.plugins.pruning.report import PruneResult
 from onnxtrain.plugins.pruning.thresholds import (
     FINE_TUNED,
-    Allocation,
     Cut,
     Form,
     Probe,
@@ -39,11 +40,7 @@ from onnxtrain.plugins.pruning.thresholds import (
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.config import Options
-from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.trained_model import Source
 from onnxtrain.training.trainer import Trainer
-
-Method = Literal["ssgd", "magnitude", "random"]
 
 _CURVE = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
 """Sparsities at which the accuracy curve is measured."""
@@ -53,30 +50,16 @@ class PruningWarning(UserWarning):
     """A cut removed all weights of a tensor."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Settings of a pruning; the arguments of :func:`prune`.
+@dataclass(frozen=True, kw_only=True)
+class Plan(PruneOptions):
+    """The options of a pruning, with its update rules chosen.
 
     Raises:
         OptionError: An argument is outside its range, or two contradict each other.
     """
 
-    method: Method
-    sparsity: float | None
-    accuracy_drop: float | None
-    allocation: Allocation
-    block: tuple[int, int]
-    n_m: tuple[int, int] | None
     optimizer: Optimizer
     fine_tune_optimizer: Optimizer
-    tensors: str | Sequence[str] | None
-    epochs: int | None
-    fine_tune_epochs: int | None
-    rounds: int | None
-    fresh: bool
-    batch_size: int | None
-    schedule: str | Schedule | None
-    fine_tune_schedule: str | Schedule | None
     seed: int
     slower: bool = True
 

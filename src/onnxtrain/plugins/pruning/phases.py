@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from onnxtrain.data import split_validation
+from onnxtrain.data.opening import Source
 from onnxtrain.errors import NumericalError
 from onnxtrain.losses import BinaryCrossEntropy, Distillation, SoftmaxCrossEntropy
 from onnxtrain.operators import Optimizer
@@ -16,7 +17,6 @@ from onnxtrain.plugins.pruning.recipe import choose_batch_size, choose_schedule
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.callbacks.progress import Display, Progress, StepsOf
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.trained_model import Source
 from onnxtrain.training.trainer import Trainer
 
 _SLOWEST: Final = 27

@@ -11,22 +11,21 @@ from typing import Unpack
 
 import onnx
 
+from onnxtrain.data.opening import Source
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.rescue import current_folder, reached_from, save_or_rescue
 from onnxtrain.model_file.writing import check_writable, only_warns
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
-from onnxtrain.plugins.pruning.choose_structures import Structure
-from onnxtrain.plugins.pruning.job import Job, Method, Plan, PruningWarning
+from onnxtrain.plugins.pruning.job import Job, Plan, PruningWarning
+from onnxtrain.plugins.pruning.options import Allocation, Method, PruneOptions, Storage, Structure
 from onnxtrain.plugins.pruning.recipe import choose_fine_tuning, choose_optimizer
-from onnxtrain.plugins.pruning.report import PruneResult, Storage, check_report_folder
+from onnxtrain.plugins.pruning.report import PruneResult, check_report_folder
 from onnxtrain.plugins.pruning.structures import StructurePlan, prune_structures
-from onnxtrain.plugins.pruning.thresholds import Allocation
 from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.config import Options
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.trained_model import Source
 
 
 def prune(
@@ -91,12 +90,11 @@ def prune(
             [outputs, inputs] whichever way round the file stores it; the inputs of a convolution are the channels at
             each position of its kernel. (4, 1) are four outputs with one input.
         n_m: (n, m): of each m successive inputs of an output n remain, such as (2, 4); instead of ``sparsity``.
-        allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same
-            sparsity, "flops" ranks them together and removes more where a weight costs more multiplications.
+        allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same sparsity,
+            "flops" ranks them together and removes more where a weight costs more multiplications.
         optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025, and from the
             start again at a third of it, up to three times, where a training diverges or loses what the model had
-            learned. An ``Adam`` or ``Momentum`` gets
-            ``sparsity=Sparsity()`` for "ssgd".
+            learned. An ``Adam`` or ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
         fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion, or
             Adam in stages.
         tensors: Glob patterns of the parameters to prune; by default the weights of linear layers, convolutions,
@@ -142,10 +140,11 @@ def prune(
         (28, 112, 1.0)
     """
     block = block_of("prune", block)
+    asked = PruneOptions.of(locals())
     rule = optimizer or choose_optimizer(sparsity)
     promoting = _promoting(rule, block) if method == "ssgd" else rule.plain()
-    tuning = fine_tune_optimizer or (rule.plain() if optimizer else choose_fine_tuning(sparsity, rule))
-    structured = None
+    chosen = {**vars(asked), "optimizer": promoting, "seed": options.get("seed", 0), "slower": optimizer is None}
+    plan: Plan | StructurePlan
     if structure is not None:
         _refuse_with_structure(
             tensors=tensors is not None,
@@ -156,23 +155,8 @@ def prune(
             fresh=fresh,
             storage=storage != "dense",
         )
-        structured = StructurePlan(
-            structure=_kinds_of(structure),
-            sparsity=sparsity,
-            flops=flops,
-            speedup=speedup,
-            method=_known(method),
-            allocation=allocation,
-            optimizer=promoting,
-            fine_tune_optimizer=fine_tune_optimizer or rule.plain(),
-            epochs=epochs,
-            fine_tune_epochs=fine_tune_epochs,
-            batch_size=batch_size,
-            schedule=schedule,
-            fine_tune_schedule=fine_tune_schedule,
-            seed=options.get("seed", 0),
-            slower=optimizer is None,
-        )
+        chosen |= {"structure": _kinds_of(structure), "method": _known(method)}
+        plan = StructurePlan(**chosen | {"fine_tune_optimizer": fine_tune_optimizer or rule.plain()})
     elif options.get("lora") is not None:
         raise OptionError(
             "lora= freezes the model's own weights, so that prune() would make the adapter sparse and not the model; "
@@ -183,26 +167,9 @@ def prune(
         raise OptionError(
             f"{name}= is a target for whole structures; give structure=, or sparsity= for single weights."
         )
-    plan = structured or Plan(
-        method=method,
-        sparsity=sparsity,
-        accuracy_drop=accuracy_drop,
-        block=block,
-        n_m=_pair_of(n_m),
-        allocation=allocation,
-        optimizer=promoting,
-        fine_tune_optimizer=tuning,
-        tensors=tensors,
-        epochs=epochs,
-        fine_tune_epochs=fine_tune_epochs,
-        rounds=rounds,
-        fresh=fresh,
-        batch_size=batch_size,
-        schedule=schedule,
-        fine_tune_schedule=fine_tune_schedule,
-        seed=options.get("seed", 0),
-        slower=optimizer is None,
-    )
+    else:
+        tuning = fine_tune_optimizer or (rule.plain() if optimizer else choose_fine_tuning(sparsity, rule))
+        plan = Plan(**chosen | {"n_m": _pair_of(n_m), "fine_tune_optimizer": tuning})
     if storage not in ("dense", "sparse"):
         raise OptionError(f"storage is {storage!r}; it needs to be 'dense' or 'sparse'.")
     if accuracy_drop is not None and validation is None:

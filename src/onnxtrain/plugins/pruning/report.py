@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 from rich import box
@@ -23,12 +23,11 @@ from onnxtrain.data.data_names import write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.writing import AtomicFiles, check_writable
 from onnxtrain.plugins.pruning.figure import charts
+from onnxtrain.plugins.pruning.options import Storage
 from onnxtrain.plugins.pruning.record import PruneRecord
 from onnxtrain.plugins.pruning.sparse import save_sparse
 from onnxtrain.plugins.pruning.thresholds import Probe
 from onnxtrain.training.report.png import matplotlib_available, png
-
-Storage = Literal["dense", "sparse"]
 
 _CHUNK = 1 << 20
 _WIDTH = 110

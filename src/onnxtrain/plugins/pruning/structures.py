@@ -11,23 +11,22 @@ import numpy as np
 import onnx
 
 from onnxtrain.data import Dataset
+from onnxtrain.data.opening import Source
 from onnxtrain.editing.working import Working
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
-from onnxtrain.plugins.pruning.choose_structures import STRUCTURES, Structure, first_reaching, in_vectors, removal_order
+from onnxtrain.plugins.pruning.choose_structures import STRUCTURES, first_reaching, in_vectors, removal_order
 from onnxtrain.plugins.pruning.latency import speedup as measured_speedup
+from onnxtrain.plugins.pruning.options import PruneOptions, Structure
 from onnxtrain.plugins.pruning.phases import Phases
 from onnxtrain.plugins.pruning.recalibrate import recalibrated, spreads_of
 from onnxtrain.plugins.pruning.recipe import choose_batch_size, choose_stages
 from onnxtrain.plugins.pruning.record import LayerRow, Point
 from onnxtrain.plugins.pruning.report import PruneResult
-from onnxtrain.plugins.pruning.thresholds import Allocation
 from onnxtrain.plugins.structures.axes import Structures, find_structures
 from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.config import Options
-from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.trained_model import Source
 from onnxtrain.training.trainer import Trainer
 
 _EXAMPLES, _SMALL = 256, 1 << 14
@@ -37,27 +36,17 @@ _TRIES = 6
 """Models that are cut and timed in the search for a speed-up."""
 
 
-@dataclass(frozen=True)
-class StructurePlan:
-    """Settings of a structured pruning; arguments of :func:`onnxtrain.prune`.
+@dataclass(frozen=True, kw_only=True)
+class StructurePlan(PruneOptions):
+    """The options of a structured pruning, with its update rules chosen.
 
     Raises:
         OptionError: An argument is outside its range, or two contradict each other.
     """
 
     structure: tuple[Structure, ...]
-    sparsity: float | None
-    flops: float | None
-    speedup: float | None
-    method: str
-    allocation: Allocation
     optimizer: Optimizer
     fine_tune_optimizer: Optimizer
-    epochs: int | None
-    fine_tune_epochs: int | None
-    batch_size: int | None
-    schedule: str | Schedule | None
-    fine_tune_schedule: str | Schedule | None
     seed: int
     slower: bool = True
 

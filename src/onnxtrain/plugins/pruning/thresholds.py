@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.parameters.layouts import Layout
+from onnxtrain.plugins.pruning.options import Allocation
 
-Allocation = Literal["uniform", "global", "flops"]
 Weights = Mapping[str, np.ndarray]
 
 
