@@ -16,8 +16,8 @@ def test_each_name_stands_in_one_file():
                 found.setdefault(node.value, set()).add(path.relative_to(layers.PACKAGE).as_posix())
     # In error texts, ONNX's own domain has the longer spelling.
     texts = {"autodiff/missing.py", "ir/rule_registry.py"}
-    assert found.pop("ai.onnx") - texts == {"ir/domains.py"}
-    assert found == {name: {"ir/domains.py"} for name in NAMES - {"ai.onnx"}}
+    assert found.pop("ai.onnx") - texts == {"graph/domains.py"}
+    assert found == {name: {"graph/domains.py"} for name in NAMES - {"ai.onnx"}}
 
 
 def test_the_default_domain_has_two_spellings():
