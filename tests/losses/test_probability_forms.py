@@ -239,7 +239,7 @@ def test_cross_entropy_takes_probabilities(name: str):
 def test_other_scores_are_logits(name: str, kind: str):
     shape, body = LOGITS[name]
     trainer = check(model(body, shape), kind, "logits", train=["w", "b", "scale"] if "scale" in body else ["w", "b"])
-    assert trainer._objective.targets.loss.from_logits is True
+    assert trainer._objective.heads[0].loss.from_logits is True
 
 
 def test_nothing_is_proved_by_values_that_are_trained():

@@ -52,6 +52,10 @@ class Batch(NamedTuple):
         """Total number of examples in all parts."""
         return self.size if self.whole is None else self.whole
 
+    def target(self, name: str | None) -> Array | None:
+        """The only targets, or those of a name."""
+        return self.targets if name is None else self.inputs.get(name)
+
     @property
     def tokens(self) -> int:
         """Tokens in all parts of a batch of rows of tokens: those of its mask [size, tokens], else all positions."""

@@ -45,14 +45,14 @@ from onnxtrain.losses.base import Forms
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.groups import GroupLoss
-from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
+from onnxtrain.losses.heads import LossHead, tensor_spec
 from onnxtrain.losses.partial_batches import batch_axes
 from onnxtrain.training.objective import Objective
 
 if TYPE_CHECKING:
     from onnxtrain.plugins.text.comparison_data import Comparisons
 
-Adapting = Callable[[Dataset, Targets, str | None], Dataset]
+Adapting = Callable[[Dataset, LossHead, str | None], Dataset]
 """Converts the targets of a dataset, or its named targets, to the form of a loss."""
 
 
@@ -124,12 +124,12 @@ class DataAdapter:
             DataError: Arrays do not fit the model, or hold NaN or infinity.
             OptionError: Sample weights are given, but the loss accepts none.
         """
-        if objective.targets is not None and targets is None:
+        if objective.heads and targets is None:
             inputs, targets, sample_weight = _parts_of_batch(objective, inputs, sample_weight)
         objective = objective.weighting(sample_weight is not None)
         feeds = self._input_feeds(objective, inputs)
-        if objective.targets is not None:
-            if objective.others:
+        if objective.heads:
+            if objective.several:
                 objective, found = self._targets_of_several(objective, targets, feeds)
                 feeds |= found
             else:
@@ -162,8 +162,7 @@ class DataAdapter:
 
     def _add_target(self, objective: Objective, targets: Any, feeds: dict[str, np.ndarray]) -> Objective:
         """Add the target of a single loss to the feeds; return the objective for its form."""
-        wanted = objective.targets
-        assert wanted is not None
+        (wanted,) = objective.heads
         if isinstance(targets, Mapping):
             (targets,) = targets_by_output(objective.heads, targets).values()
         targets = wanted.adapt(_as_array(targets, wanted.spec), self.labels)
@@ -173,10 +172,9 @@ class DataAdapter:
         if are_new or (not classes and wanted.hold_ignored(targets)):
             sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in objective.inputs)
             objective = objective.with_form(wanted.form_of(targets, sizes))
-            assert objective.targets is not None
-            wanted = objective.targets
+            (wanted,) = objective.heads
             classes = wanted.are_classes(targets)
-        feeds[wanted.name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
+        feeds[wanted.target_name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
         if are_new:
             _check_rows(targets, wanted.spec, objective.inputs, feeds)
             _check_sizes([*objective.inputs, wanted.spec], feeds)
@@ -191,19 +189,19 @@ class DataAdapter:
         """Return the objective for the forms of several targets, and the targets by input name of the step graph."""
         heads = objective.heads
         given = targets_by_output(heads, targets)
-        arrays = [head.targets.adapt(_as_array(given[head.name], head.targets.spec)) for head in heads]
+        arrays = [head.adapt(_as_array(given[head.name], head.spec)) for head in heads]
         shapes = (*((array.dtype, array.shape) for array in arrays), *(array.shape for array in inputs.values()))
         pairs = list(zip(heads, arrays, strict=True))
-        if shapes != self._last_shapes or any(head.targets.hold_ignored(array) for head, array in pairs):
+        if shapes != self._last_shapes or any(head.hold_ignored(array) for head, array in pairs):
             sizes = symbol_sizes((spec, inputs[spec.name].shape) for spec in objective.inputs)
-            objective = objective.with_form(tuple(head.targets.form_of(array, sizes) for head, array in pairs))
+            objective = objective.with_form(tuple(head.form_of(array, sizes) for head, array in pairs))
             self._last_shapes = shapes
         found = {}
         for head, array in zip(objective.heads, arrays, strict=True):
-            own = head.targets
-            _check_rows(array, own.spec, objective.inputs, inputs)
-            found[own.name] = check_targets(fit_to_spec(array, objective.for_any_rows(own.spec)), own.check)
-            _check_sizes([*objective.inputs, own.spec], {**inputs, **found})
+            _check_rows(array, head.spec, objective.inputs, inputs)
+            fitted = fit_to_spec(array, objective.for_any_rows(head.spec))
+            found[head.target_name] = check_targets(fitted, head.check)
+            _check_sizes([*objective.inputs, head.spec], {**inputs, **found})
         return objective, found
 
     def as_given(self, objective: Objective, source: Any, rows: int) -> dict[str, np.ndarray] | None:
@@ -238,12 +236,11 @@ class DataAdapter:
         """
         from onnxtrain.data.opening import open_dataset  # a single step does not need file readers
 
-        targets = objective.targets
         dataset = open_dataset(
             with_tokenizer(source, objective, self.folder),
             self.names.specs(objective.inputs),
             target=target,
-            target_spec=None if targets is None else targets.spec,
+            target_spec=objective.heads[0].spec if objective.heads else None,
             need_target=False,
             validate=False,
         )
@@ -290,7 +287,7 @@ class DataAdapter:
                 f"sample_weight is {weights!r}, but {source.name} has no column of weights; give the weights "
                 "themselves, one per row."
             )
-        if objective.targets is not None:
+        if objective.heads:
             adapt = self._adapt if learning else self._adapt_complete
             named = weights if isinstance(weights, str) else None
             dataset, forms = open_with_targets(
@@ -301,18 +298,18 @@ class DataAdapter:
 
         return open_dataset(source, inputs, target=target, need_target=False, validate=False), None, weights
 
-    def _adapt(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+    def _adapt(self, dataset: Dataset, head: LossHead, name: str | None = None) -> Dataset:
         """Convert targets to the form of the loss; for a single loss, text labels become class indices."""
         if name is not None:
-            return dataset.adapting(targets.adapt, name)
+            return dataset.adapting(head.adapt, name)
         with self._learning:
-            labels = self._labels_for(dataset, targets)
-        return dataset.adapting(lambda array: targets.adapt(array, labels))
+            labels = self._labels_for(dataset, head)
+        return dataset.adapting(lambda array: head.adapt(array, labels))
 
-    def _labels_for(self, dataset: Dataset, targets: Targets) -> tuple[str, ...] | None:
+    def _labels_for(self, dataset: Dataset, head: LossHead) -> tuple[str, ...] | None:
         """Return the labels that convert the targets, which the first text labels decide."""
         found = dataset.targets
-        if found is not None and self.labels is None and targets.take_labels:
+        if found is not None and self.labels is None and head.take_labels:
             if kind_of(found.dtype) != "string":
                 self.numbered = True
             elif self.numbered:
@@ -323,18 +320,18 @@ class DataAdapter:
             elif self.expected_labels is not None:
                 self.labels = self.expected_labels
             else:
-                orders = known_orders(dataset, targets, self.recorded)
-                self.labels = learn_labels(found, targets.classes, orders)
+                orders = known_orders(dataset, head, self.recorded)
+                self.labels = learn_labels(found, head.classes, orders)
                 self._labels_are_new = True
                 self.labels_are_assumed = not is_order_known(self.labels, orders)
         return self.labels
 
-    def _adapt_complete(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+    def _adapt_complete(self, dataset: Dataset, head: LossHead, name: str | None = None) -> Dataset:
         """Convert targets like :meth:`_adapt`, but refuse to learn labels from data that lack some of the classes."""
         with self._learning:
             before = self.labels
-            result = self._adapt(dataset, targets, name)
-            learned, classes = self.labels, targets.classes
+            result = self._adapt(dataset, head, name)
+            learned, classes = self.labels, head.classes
             if before is None and learned is not None and classes is not None and len(learned) < classes:
                 self.labels = None
                 raise DataError(no_labels(learned, classes))
@@ -347,15 +344,15 @@ class DataAdapter:
         return self.labels if new else None
 
 
-def known_orders(dataset: Dataset, targets: Targets, recorded: Sequence[str]) -> list[Sequence[str]]:
+def known_orders(dataset: Dataset, head: LossHead, recorded: Sequence[str]) -> list[Sequence[str]]:
     """Return orders of labels that are known before training: of all classes of the model, and of the data's numbers.
 
     Args:
         dataset: The data.
-        targets: The targets of the loss.
+        head: The output and its loss.
         recorded: Labels that another tool recorded in the file or beside it.
     """
-    of_model = [recorded] if recorded and len(recorded) == targets.classes else []
+    of_model = [recorded] if recorded and len(recorded) == head.classes else []
     return [*of_model, *([dataset.declared_labels] if dataset.declared_labels else [])]
 
 
@@ -370,7 +367,7 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
     Raises:
         DataError: The labels of texts do not fit the loss.
     """
-    loss = None if objective.targets is None else objective.targets.loss
+    loss = objective.heads[0].loss if objective.heads else None
     if isinstance(loss, NextToken | GroupLoss):
         source = _with_listed_rows(source, loss)
     if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
@@ -513,16 +510,16 @@ def open_with_targets(
     if weights is not None:
         source = with_named(source, weights, inputs)
     heads = objective.heads
-    axes = batch_axes(objective.model, [head.targets.prediction for head in heads])
+    axes = batch_axes(objective.model, [head.prediction for head in heads])
     for head in heads:
-        head.targets.check_batch_axis(axes.get(str(head.targets.prediction.name)))
+        head.check_batch_axis(axes.get(str(head.prediction.name)))
     if len(heads) == 1:
         (head,) = heads
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
             source = (source[0], targets_by_output(heads, source[1])[head.name])
         dataset = open_dataset(source, inputs, target=target, validate=False, others=beside)
-        dataset = adapted(dataset, head.targets, None)
-        return dataset, head.targets.form_of_dataset(dataset)
+        dataset = adapted(dataset, head, None)
+        return dataset, head.form_of_dataset(dataset)
     if target is not None:
         raise DataError(
             f"target={target!r} names one target, but {len(heads)} outputs have losses; name the arrays of targets "
@@ -534,8 +531,8 @@ def open_with_targets(
     dataset = open_dataset(source, inputs, need_target=False, validate=False, others=[*names, *beside])
     forms = []
     for head in heads:
-        dataset = adapted(dataset, head.targets, head.name)
-        forms.append(head.targets.form_of_dataset(dataset, head.name))
+        dataset = adapted(dataset, head, head.name)
+        forms.append(head.form_of_dataset(dataset, head.name))
     return dataset, tuple(forms)
 
 

@@ -153,7 +153,7 @@ def _batch(
     """Yield inputs and targets of one batch by name."""
     if data is None:
         generator = np.random.default_rng(0)
-        specs = [*trainer._objective.inputs, *(head.targets.spec for head in trainer._objective.heads)]
+        specs = [*trainer._objective.inputs, *(head.spec for head in trainer._objective.heads)]
         symbols: dict[str, int] = {}
         yield from ((spec.name, _random(spec, generator, batch_size, sizes, symbols)) for spec in specs)
         return

@@ -594,9 +594,9 @@ class Trainer(TrainedModel):
         Warns:
             TrainingHint: They may not.
         """
-        labels, targets = self._data.take_new_labels(), self._objective.targets
-        if labels is not None and targets is not None:
-            self._warn_once(*doubts(labels, targets.classes, self._data.recorded))
+        labels, heads = self._data.take_new_labels(), self._objective.heads
+        if labels is not None and heads:
+            self._warn_once(*doubts(labels, heads[0].classes, self._data.recorded))
 
 
 def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:

@@ -181,7 +181,7 @@ class Evaluator:
                 own_head = heads[head.name]
                 given = results[str((own_head.output if metric.of_output else own_head.prediction).name)]
                 real = given[: batch.size] if padded else given
-                updated.append(metric.update(metric.start(), targets[own_head.targets.name], real))
+                updated.append(metric.update(metric.start(), targets[own_head.target_name], real))
             parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
                 self._add_up(parts, losses, resolved, states)
@@ -195,8 +195,8 @@ class Evaluator:
                 f"{dataset.name} has nothing to evaluate: all labels are ignored, or all weights of examples are 0."
             )
         measured = {name: total.value for name, total in losses.items()}
-        if objective.others:
-            weights = [head.targets.loss.weight for head in objective.heads]
+        if objective.several:
+            weights = [head.loss.weight for head in objective.heads]
             combined = sum(weight * value for weight, value in zip(weights, measured.values(), strict=True))
             measured = {
                 "loss": combined,
@@ -244,8 +244,8 @@ class Evaluator:
 
     def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
         """Return the losses by result name."""
-        losses = [head.targets.loss for head in objective.heads]
-        if objective.others:
+        losses = [head.loss for head in objective.heads]
+        if objective.several:
             return list(zip(objective.part_names, losses, strict=True))
         return [(objective.names.loss, losses[0] if losses else None)]
 
@@ -350,7 +350,7 @@ class Evaluator:
                 for suffix, term in (("", terms.loss), (_WEIGHT, terms.weight)):
                     op.Identity(term).ir.name = f"{name}{suffix}"
                     results.append(f"{name}{suffix}")
-            graph.inputs.extend(head.targets.value for head in own.heads)
+            graph.inputs.extend(head.target for head in own.heads)
             if own.weights is not None:
                 graph.inputs.append(own.weights)
         states = []
