@@ -126,12 +126,12 @@ class LossHead:
     inputs: tuple[ir.Value, ...]
     scores: Scores
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name of the output."""
         return str(self.output.name)
 
-    @property
+    @cached_property
     def target_name(self) -> str:
         """Name of the targets in the step graph."""
         return str(self.target.name)

@@ -7,17 +7,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data import Dataset, TargetCheck, TensorSpec
+from onnxtrain.data import Dataset, TensorSpec
 from onnxtrain.data.conversion import (
     all_finite,
-    check_finite,
-    check_indices,
-    check_right_padded,
-    check_symbols,
     is_array_like,
     kind_of,
     symbol_sizes,
@@ -25,21 +21,19 @@ from onnxtrain.data.conversion import (
 )
 from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.image_form import Pixels
+from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.map_dataset import ExampleSource, is_stream
 from onnxtrain.data.naming import (
     NamedColumns,
     NoSuchArrayError,
-    check_caches,
     column_of,
     columns_of_table,
     is_batch_list,
     is_frame,
     match_batch,
-    named_array,
 )
 from onnxtrain.data.packing import PackedSequences
-from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
@@ -84,8 +78,7 @@ class DataAdapter:
         self.paired = 0
         self._labels_are_new = self.labels_are_assumed = False
         self._learning = threading.RLock()
-        self._last_inputs: list[tuple[int, ...]] = []  # shapes of the inputs of the last step, which fit each other
-        self._last_shapes: tuple[Any, ...] = ()  # of the last step_feeds: equal shapes imply the same target form
+        self._plan: _Plan | None = None
 
     def copy(self) -> DataAdapter:
         """Return an adapter with the same names."""
@@ -127,82 +120,47 @@ class DataAdapter:
         if objective.heads and targets is None:
             inputs, targets, sample_weight = _parts_of_batch(objective, inputs, sample_weight)
         objective = objective.weighting(sample_weight is not None)
-        feeds = self._input_feeds(objective, inputs)
-        if objective.heads:
-            if objective.several:
-                objective, found = self._targets_of_several(objective, targets, feeds)
-                feeds |= found
-            else:
-                objective = self._add_target(objective, targets, feeds)
-        if sample_weight is not None:
-            assert objective.weights is not None
-            spec = dataclasses.replace(tensor_spec(objective.weights), shape=(None,))
-            feeds[spec.name] = weights = check_weights(fit_to_spec(sample_weight, spec))
-            first = next(iter(targets.values())) if isinstance(targets, Mapping) else targets
-            if first is not None and len(weights) != len(first):
-                raise DataError(f"sample_weight has {len(weights)} values, but there are {len(first)} targets.")
-        return objective, feeds
-
-    def _input_feeds(self, objective: Objective, inputs: Any) -> dict[str, np.ndarray]:
-        arrays = by_input_name(objective.inputs, inputs)
-        feeds = {}
-        for spec in objective.inputs:
-            given = arrays[spec.name]
-            if is_frame(given):
-                (own,) = self.names.specs([spec])
-                given, columns = named_array(given, own, repr(spec.name))
-                self.learn({} if columns is None else {spec.name: columns})
-            feeds[spec.name] = fit_to_spec(given, objective.for_any_rows(spec))
-        if [array.shape for array in feeds.values()] != self._last_inputs:
-            check_not_empty(feeds, objective)
-            _check_sizes(objective.inputs, feeds)
-            self._last_inputs = [array.shape for array in feeds.values()]
-        check_inputs(feeds)
-        return feeds
-
-    def _add_target(self, objective: Objective, targets: Any, feeds: dict[str, np.ndarray]) -> Objective:
-        """Add the target of a single loss to the feeds; return the objective for its form."""
-        (wanted,) = objective.heads
-        if isinstance(targets, Mapping):
-            (targets,) = targets_by_output(objective.heads, targets).values()
-        targets = wanted.adapt(_as_array(targets, wanted.spec), self.labels)
-        shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in objective.inputs))
-        classes = wanted.are_classes(targets)  # valid class indices need no further check
-        are_new = shapes != self._last_shapes
-        if are_new or (not classes and wanted.hold_ignored(targets)):
-            sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in objective.inputs)
-            objective = objective.with_form(wanted.form_of(targets, sizes))
-            (wanted,) = objective.heads
-            classes = wanted.are_classes(targets)
-        feeds[wanted.target_name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
-        if are_new:
-            _check_rows(targets, wanted.spec, objective.inputs, feeds)
-            _check_sizes([*objective.inputs, wanted.spec], feeds)
-            self._last_shapes = shapes
-        if not classes:
-            check_targets(fitted, wanted.check)
-        return objective
-
-    def _targets_of_several(
-        self, objective: Objective, targets: Any, inputs: Mapping[str, np.ndarray]
-    ) -> tuple[Objective, dict[str, np.ndarray]]:
-        """Return the objective for the forms of several targets, and the targets by input name of the step graph."""
-        heads = objective.heads
-        given = targets_by_output(heads, targets)
-        arrays = [head.adapt(_as_array(given[head.name], head.spec)) for head in heads]
-        shapes = (*((array.dtype, array.shape) for array in arrays), *(array.shape for array in inputs.values()))
-        pairs = list(zip(heads, arrays, strict=True))
-        if shapes != self._last_shapes or any(head.hold_ignored(array) for head, array in pairs):
-            sizes = symbol_sizes((spec, inputs[spec.name].shape) for spec in objective.inputs)
-            objective = objective.with_form(tuple(head.form_of(array, sizes) for head, array in pairs))
-            self._last_shapes = shapes
-        found = {}
-        for head, array in zip(objective.heads, arrays, strict=True):
-            _check_rows(array, head.spec, objective.inputs, inputs)
-            fitted = fit_to_spec(array, objective.for_any_rows(head.spec))
-            found[head.target_name] = check_targets(fitted, head.check)
-            _check_sizes([*objective.inputs, head.spec], {**inputs, **found})
-        return objective, found
+        arrays = _inputs_by_name(objective.inputs, inputs)
+        heads, found = objective.targets, {}
+        if heads:
+            given = targets_by_output(objective.heads, targets)
+            for name, head in heads:
+                array = given[head.name]
+                if not isinstance(array, np.ndarray):
+                    array = to_numpy(array, name or "the target array", head.spec.hint)
+                found[name] = head.adapt(array, self.labels if name is None else None)
+        plan = self._plan
+        forms = [
+            (array.dtype, array.shape) if isinstance(array, np.ndarray) else None
+            for array in (*arrays.values(), *found.values(), *(() if sample_weight is None else (sample_weight,)))
+        ]
+        unsure = [(name, head) for name, head in heads if not head.are_classes(found[name])]
+        known = plan is not None and plan.forms == forms and None not in forms
+        if (
+            plan is None
+            or not known
+            or plan.objective is not objective
+            or plan.names is not self.names
+            or any(head.hold_ignored(found[name]) for name, head in unsure)
+        ):
+            sizes = symbol_sizes((spec, np.shape(arrays[spec.name])) for spec in objective.inputs)
+            of_targets = tuple(head.form_of(found[name], sizes) for name, head in heads)
+            objective = objective.with_form(of_targets if objective.several else next(iter(of_targets), None))
+            unsure = [(name, head) for name, head in objective.targets if not head.are_classes(found[name])]
+            if plan is None or plan.objective is not objective or plan.names is not self.names:
+                plan, known = _Plan(forms, objective, self.names, _reader(objective, self.names)), False
+            self._plan = plan = plan._replace(forms=forms)
+        beside: dict[str, Any] = {name: array for name, array in found.items() if name is not None}
+        if objective.weights is not None:
+            beside[str(objective.weights.name)] = sample_weight
+        batch = plan.reader.convert(arrays | beside if beside else arrays, found.get(None), "the batch", known=known)
+        for name, head in unsure:
+            array = batch.target(name)
+            if head.check is not None and array is not None:
+                head.check(array, name or "the target array", range(len(array)) if array.ndim else [0])
+        if not known:
+            self.learn(plan.reader.columns)
+        return objective, objective.feeds(batch)
 
     def as_given(self, objective: Objective, source: Any, rows: int) -> dict[str, np.ndarray] | None:
         """Return arrays of at most this many rows that are valid inputs as they are; ``None`` for other data."""
@@ -395,6 +353,53 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
     )
 
 
+class _Plan(NamedTuple):
+    """How the last step read its batch, which serves those of the same form.
+
+    Attributes:
+        forms: Types and shapes of inputs and targets; ``None`` for other values than arrays.
+        objective: The loss for the form of the targets.
+        names: Names of columns and labels.
+        reader: Converts a batch.
+    """
+
+    forms: list[Any]
+    objective: Objective
+    names: DataNames
+    reader: IterableDataset
+
+
+def _reader(objective: Objective, names: DataNames) -> IterableDataset:
+    """Return the dataset that converts the batches of single steps."""
+    specs = [objective.for_any_rows(spec) for spec in names.specs(objective.inputs)]
+    weights = None if objective.weights is None else tensor_spec(objective.weights)
+    beside = [name for name, _ in objective.targets if name is not None] + ([] if weights is None else [weights.name])
+    reader = IterableDataset((), specs, others=beside, whole=True)
+    for name, head in objective.targets:
+        reader = reader.expecting(objective.for_any_rows(head.spec), name)
+    return reader if weights is None else reader.with_weights(weights.name, weights)
+
+
+def _inputs_by_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
+    """Return the inputs of one step by their names: an array, a sequence in the order of the model, or a mapping.
+
+    Raises:
+        DataError: An input is missing, or there are too many.
+    """
+    if type(inputs) is np.ndarray and len(specs) == 1:
+        return {specs[0].name: inputs}
+    if type(inputs) is dict and inputs.keys() == {spec.name for spec in specs}:
+        return inputs
+    if isinstance(inputs, list | tuple) and len(specs) > 1:
+        inputs = tuple(to_numpy(part, "an input") if isinstance(part, list) else part for part in inputs)
+    elif isinstance(inputs, list):
+        inputs = to_numpy(inputs, "the input")
+    found, targets = match_batch(inputs, specs, "the batch", need_target=False)
+    if targets is not None:
+        raise DataError(f"The batch has {len(inputs)} arrays, but the model has {len(specs)} inputs.")
+    return found
+
+
 def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """Return inputs, targets and weights of a batch that holds the targets, in the forms that ``fit`` takes.
 
@@ -410,32 +415,6 @@ def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tup
         return inputs, targets_by_output(heads, targets), sample_weight
     inputs, targets = match_batch(batch, objective.inputs, "the batch")
     return inputs, targets, sample_weight
-
-
-def _as_array(targets: Any, spec: TensorSpec) -> np.ndarray:
-    try:
-        return np.asarray(targets)
-    except ValueError as error:
-        if "inhomogeneous" not in str(error):
-            raise
-        raise DataError(f"{spec.name!r} holds rows of different lengths; pad them to one length.{spec.hint}") from None
-
-
-def _check_rows(
-    targets: np.ndarray, spec: TensorSpec, inputs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]
-) -> None:
-    """Refuse targets of another number of rows than inputs of the same dynamic batch size: they might broadcast."""
-    rows = (spec.shape or (None,))[0]
-    for each in inputs:
-        if targets.ndim and not each.common and isinstance(rows, str) and (each.shape or (None,))[0] == rows:
-            given = len(arrays[each.name])
-            if given != len(targets):
-                raise DataError(f"{spec.name!r} has {len(targets)} rows, but the input {each.name!r} has {given}.")
-
-
-def _check_sizes(specs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse arrays whose sizes differ along axes of the same symbol: they might broadcast."""
-    check_symbols((spec, arrays[spec.name].shape, repr(spec.name)) for spec in specs)
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
@@ -572,16 +551,16 @@ def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tup
     return source[:2], source[2]
 
 
-def targets_by_output(heads: list[LossHead], targets: Any) -> dict[str, Any]:
+def targets_by_output(heads: Sequence[LossHead], targets: Any) -> dict[str, Any]:
     """Return the targets of one step by output name.
 
     Raises:
         DataError: A target is missing, or several outputs have losses and the targets have no names.
     """
+    if len(heads) == 1 and (isinstance(targets, np.ndarray) or not isinstance(targets, Mapping)):
+        return {heads[0].name: targets}
     names = [head.name for head in heads]
     if not isinstance(targets, Mapping):
-        if len(heads) == 1:
-            return {names[0]: targets}
         raise DataError(
             f"{len(heads)} outputs have losses, but the targets are a {type(targets).__name__}; give a mapping with "
             f"{', '.join(names)}."
@@ -590,85 +569,3 @@ def targets_by_output(heads: list[LossHead], targets: Any) -> dict[str, Any]:
         if name not in targets:
             raise DataError(f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}.")
     return {name: targets[name] for name in names}
-
-
-def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
-    """Return inputs, given as one array, a sequence or a mapping, by input name of the model.
-
-    Raises:
-        DataError: An input is missing, or there are too many.
-    """
-    if isinstance(inputs, Mapping):
-        check_caches(inputs, specs, "The batch")
-        missing = [spec.name for spec in specs if spec.name not in inputs]
-        if missing:
-            raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")
-        return dict(inputs)
-    positional = isinstance(inputs, tuple) or (isinstance(inputs, list) and len(specs) > 1)
-    arrays = list(inputs) if positional else [inputs]
-    if len(arrays) != len(specs):
-        names = ", ".join(spec.name for spec in specs)
-        raise DataError(f"The model has {len(specs)} inputs ({names}), but {len(arrays)} arrays were given.")
-    return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
-
-
-def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
-    """Convert an array to the type of an input, after a check of rank and fixed sizes."""
-    array = to_numpy(value, repr(spec.name))
-    if array.dtype != spec.dtype:
-        found, needed = kind_of(array.dtype), kind_of(spec.dtype)
-        if (found == "float" and needed in ("integer", "boolean")) or found in ("string", "other"):
-            raise DataError(f"{spec.name!r} needs {spec.dtype}, but got {array.dtype}.")
-        array = array.astype(spec.dtype)
-    shape = spec.shape
-    if shape is not None and (
-        array.ndim != len(shape)
-        or any(isinstance(size, int) and size != got for size, got in zip(shape, array.shape, strict=True))
-    ):
-        hint = spec.size_hint if array.ndim == len(shape) else spec.hint
-        raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.{hint}")
-    if spec.right_padded or spec.documents:
-        check_right_padded(np.minimum(array, 1) if spec.documents else array, repr(spec.name), range(len(array)))
-    if spec.table_rows is not None:
-        check_indices(array, spec.table_rows, repr(spec.name), range(len(array)))
-    return array
-
-
-def check_not_empty(feeds: Mapping[str, np.ndarray], objective: Objective) -> None:
-    """Check that a step has an example, and that examples of token ids have a token.
-
-    Raises:
-        DataError: There is none.
-    """
-    for spec in objective.inputs:
-        shape = feeds[spec.name].shape
-        if shape and not shape[0]:
-            raise DataError(f"The batch is empty: {spec.name!r} has shape {shape}; a step needs at least one example.")
-        if spec.table_rows is not None and 0 in shape:
-            raise DataError(f"The batch has no tokens: {spec.name!r} has shape {shape}; a row needs at least one.")
-
-
-def check_inputs(inputs: Mapping[str, np.ndarray]) -> None:
-    """Check that the inputs of one step are finite, as ``fit`` does.
-
-    Raises:
-        DataError: An input holds NaN or infinity.
-    """
-    for name, array in inputs.items():
-        if array.dtype.kind not in "iub":
-            rows = np.atleast_1d(array)
-            check_finite(rows, f"the input {name!r}", range(len(rows)))
-
-
-def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:
-    """Check the targets of one step and return them.
-
-    Raises:
-        DataError: Targets hold NaN or infinity, or fail the loss's check.
-    """
-    examples = range(len(targets)) if targets.ndim else [0]
-    if targets.dtype.kind not in "iu":
-        check_finite(np.atleast_1d(targets), "the target array", examples)
-    if check is not None:
-        check(targets, "the target array", examples)
-    return targets

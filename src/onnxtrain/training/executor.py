@@ -178,7 +178,7 @@ class Executor:
     def step_batch(self, batch: Batch, learning_rate: float) -> float:
         """Train one step on this process's share of a batch of a dataset; return the loss before the update."""
         objective = self.objective
-        return self.step_share(objective.inputs_of(batch) | objective.targets_of(batch), learning_rate)
+        return self.step_share(objective.feeds(batch), learning_rate)
 
     def check_loss(self, loss: float, step: int, learning_rate: float, hint: str = "") -> None:
         """Check that the loss of a step is finite.

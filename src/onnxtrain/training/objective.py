@@ -116,7 +116,7 @@ class Objective:
             return tuple(head.form for head in self.heads)
         return self.heads[0].form if self.heads else None
 
-    @property
+    @cached_property
     def targets(self) -> list[tuple[str | None, LossHead]]:
         """The heads with the names of their targets in data: ``None`` for the only target, else that of the output."""
         return [(head.name if self.several else None, head) for head in self.heads]
@@ -179,10 +179,14 @@ class Objective:
         given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
         return dataset.with_weights(given, tensor_spec(self.weights))
 
-    def targets_of(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Return the targets of a batch by their names in the step graph."""
-        found = {head.target_name: batch.target(name) for name, head in self.targets}
-        return {name: array for name, array in found.items() if array is not None}
+    def feeds(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Return the arrays of a batch by their names in the step graph."""
+        found = dict(batch.inputs)
+        for name, head in self.targets:
+            array = batch.targets if name is None else found.pop(name, None)
+            if array is not None:
+                found[head.target_name] = array
+        return found
 
     def ignores_all(self, batch: Batch) -> bool:
         """Return whether the only loss ignores all labels of a batch."""
@@ -440,7 +444,9 @@ class Objective:
             DataError: The data holds such a value.
         """
         checks = {name: check for name, head in self.targets if labels and (check := head.check) is not None}
-        dataset.validate(check=checks.pop(None, None), checks=checks)
+        dataset.validate(
+            check=checks.get(None), checks={name: check for name, check in checks.items() if name is not None}
+        )
 
     def copy(self) -> Objective:
         """Return the objective on a clone of its graph."""

@@ -159,7 +159,7 @@ def _batch(
         return
     fixed = trainer._objective.fixed_batch
     batch = next(iter(trainer._open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
-    yield from (trainer._objective.inputs_of(batch) | trainer._objective.targets_of(batch)).items()
+    yield from trainer._objective.feeds(batch).items()
 
 
 def _random(

@@ -162,16 +162,14 @@ class Evaluator:
         found: list[tuple[int, int]] = []
         unsure = [head for head in objective.heads if head.assumes_logits]
         for number, batch in self._batches(dataset, batch_size, communicator, found):
-            feeds = objective.inputs_of(batch)
+            feeds = objective.feeds(batch)
             padded = self._fixed is not None and batch.size < self._fixed.size
             if self._fixed is not None and padded:
                 session = self._on_real_rows(batch.size)
-                own = {name: feeds.pop(name) for name in self._weights_in(feeds)}
-                feeds = self._fixed.filled(feeds) | own  # weights are not padded, since the loss covers real rows only
+                feeds = self._fixed.filled(feeds)
             else:
                 session = self._measuring(predictions=bool(resolved) or bool(unsure))
-            targets = objective.targets_of(batch)
-            results = session.run(feeds | targets, reading)
+            results = session.run(feeds, reading)
             if unsure:
                 self.doubts = [text for head in unsure for text in head.doubts(results[head.name])]
                 unsure = []
@@ -181,7 +179,7 @@ class Evaluator:
                 own_head = heads[head.name]
                 given = results[str((own_head.output if metric.of_output else own_head.prediction).name)]
                 real = given[: batch.size] if padded else given
-                updated.append(metric.update(metric.start(), targets[own_head.target_name], real))
+                updated.append(metric.update(metric.start(), feeds[own_head.target_name], real))
             parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
                 self._add_up(parts, losses, resolved, states)
@@ -212,11 +210,6 @@ class Evaluator:
             **measured,
             **{each.name: each.metric.result(state) for each, state in zip(resolved, states, strict=True)},
         }
-
-    def _weights_in(self, feeds: Mapping[str, np.ndarray]) -> list[str]:
-        """Return the name of the sample weights in the feeds, as a list; empty if there are none."""
-        weights = self.objective.weights
-        return [str(weights.name)] if weights is not None and weights.name in feeds else []
 
     def _batches(
         self, dataset: Dataset, batch_size: int, communicator: Communicator, found: list[tuple[int, int]]
