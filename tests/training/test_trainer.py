@@ -375,6 +375,18 @@ def test_a_step_refuses_targets_of_other_rows(targets):
         trainer.train_step(np.zeros((12, 4), np.float32), targets)
 
 
+@pytest.mark.parametrize("weights", [None, np.ones(2, np.float32)])
+def test_a_step_refuses_a_batch_again(weights):
+    """What a plan knows of a batch is what passed its checks."""
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
+    x, y = np.zeros((12, 4), np.float32), np.zeros(12, int)
+    for _ in range(2):
+        trainer.train_step(x, y, None if weights is None else np.ones(12, np.float32))
+        for _ in range(2):
+            with pytest.raises(DataError, match="the batch has arrays of different lengths"):
+                trainer.train_step(x, y[:5] if weights is None else y, weights)
+
+
 def test_a_step_refuses_rows_of_different_lengths():
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="mean_squared_error")
     with pytest.raises(DataError, match="the target array holds rows of different lengths; pad them to one length"):

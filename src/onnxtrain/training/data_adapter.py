@@ -33,6 +33,7 @@ from onnxtrain.data.naming import (
     is_frame,
     match_batch,
 )
+from onnxtrain.data.opening import open_dataset
 from onnxtrain.data.packing import PackedSequences
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
@@ -135,21 +136,17 @@ class DataAdapter:
             for array in (*arrays.values(), *found.values(), *(() if sample_weight is None else (sample_weight,)))
         ]
         unsure = [(name, head) for name, head in heads if not head.are_classes(found[name])]
-        known = plan is not None and plan.forms == forms and None not in forms
-        if (
-            plan is None
-            or not known
-            or plan.objective is not objective
-            or plan.names is not self.names
-            or any(head.hold_ignored(found[name]) for name, head in unsure)
-        ):
-            sizes = symbol_sizes((spec, np.shape(arrays[spec.name])) for spec in objective.inputs)
-            of_targets = tuple(head.form_of(found[name], sizes) for name, head in heads)
-            objective = objective.with_form(of_targets if objective.several else next(iter(of_targets), None))
+        known = (
+            plan is not None
+            and plan.forms == forms
+            and plan.objective is objective
+            and plan.names is self.names
+            and None not in forms
+        )
+        if plan is None or not known or any(head.hold_ignored(found[name]) for name, head in unsure):
+            plan, known = self._planned(objective, arrays, found), False
+            objective = plan.objective
             unsure = [(name, head) for name, head in objective.targets if not head.are_classes(found[name])]
-            if plan is None or plan.objective is not objective or plan.names is not self.names:
-                plan, known = _Plan(forms, objective, self.names, _reader(objective, self.names)), False
-            self._plan = plan = plan._replace(forms=forms)
         beside: dict[str, Any] = {name: array for name, array in found.items() if name is not None}
         if objective.weights is not None:
             beside[str(objective.weights.name)] = sample_weight
@@ -159,8 +156,21 @@ class DataAdapter:
             if head.check is not None and array is not None:
                 head.check(array, name or "the target array", range(len(array)) if array.ndim else [0])
         if not known:
+            self._plan = plan._replace(forms=forms)
             self.learn(plan.reader.columns)
         return objective, objective.feeds(batch)
+
+    def _planned(
+        self, objective: Objective, arrays: Mapping[str, Any], targets: Mapping[str | None, np.ndarray]
+    ) -> _Plan:
+        """Return how to read batches like this one, whose targets decide the form of the losses."""
+        sizes = symbol_sizes((spec, np.shape(arrays[spec.name])) for spec in objective.inputs)
+        forms = tuple(head.form_of(targets[name], sizes) for name, head in objective.targets)
+        objective = objective.with_form(forms if objective.several else next(iter(forms), None))
+        plan = self._plan
+        if plan is not None and plan.objective is objective and plan.names is self.names:
+            return plan
+        return _Plan([], objective, self.names, _reader(objective, self.names))
 
     def as_given(self, objective: Objective, source: Any, rows: int) -> dict[str, np.ndarray] | None:
         """Return arrays of at most this many rows that are valid inputs as they are; ``None`` for other data."""
@@ -192,8 +202,6 @@ class DataAdapter:
         Raises:
             DataError: The data cannot be read or does not fit the model.
         """
-        from onnxtrain.data.opening import open_dataset  # a single step does not need file readers
-
         dataset = open_dataset(
             with_tokenizer(source, objective, self.folder),
             self.names.specs(objective.inputs),
@@ -252,8 +260,6 @@ class DataAdapter:
                 objective, source, inputs=inputs, target=target, adapted=adapt, weights=named
             )
             return dataset, forms, weights
-        from onnxtrain.data.opening import open_dataset  # imported late, as in open
-
         return open_dataset(source, inputs, target=target, need_target=False, validate=False), None, weights
 
     def _adapt(self, dataset: Dataset, head: LossHead, name: str | None = None) -> Dataset:
@@ -483,8 +489,6 @@ def open_with_targets(
     Raises:
         DataError: The data cannot be read, or an array is missing.
     """
-    from onnxtrain.data.opening import open_dataset  # a single step does not need file readers
-
     beside = [] if weights is None else [weights]
     if weights is not None:
         source = with_named(source, weights, inputs)
