@@ -222,8 +222,8 @@ class DataAdapter:
         sample_weight: Any,
         learning: bool,
         reference: Callable[[Comparisons], np.ndarray],
-    ) -> tuple[Dataset, Forms | None, Any]:
-        """Open data with targets and weights; :meth:`Objective.accept` checks their values.
+    ) -> tuple[Dataset, Objective]:
+        """Open data with targets and weights, in the types that the losses read, and check all values.
 
         Args:
             objective: The loss on its inputs and targets.
@@ -234,7 +234,7 @@ class DataAdapter:
             reference: Predicts with the model as it was before training, for losses on texts that compare with it.
 
         Returns:
-            The dataset, the forms of the targets, and the weights: an array, their name in the dataset, or ``None``.
+            The dataset, and the objective for targets of its form.
 
         Raises:
             DataError: The data cannot be read or does not fit the model.
@@ -253,14 +253,24 @@ class DataAdapter:
                 f"sample_weight is {weights!r}, but {source.name} has no column of weights; give the weights "
                 "themselves, one per row."
             )
+        named = weights if isinstance(weights, str) else None
         if objective.heads:
             adapt = self._adapt if learning else self._adapt_complete
-            named = weights if isinstance(weights, str) else None
             dataset, forms = open_with_targets(
                 objective, source, inputs=inputs, target=target, adapted=adapt, weights=named
             )
-            return dataset, forms, weights
-        return open_dataset(source, inputs, target=target, need_target=False, validate=False), None, weights
+            weighted = weights is not None or (dataset.weighted and not learning)
+            objective = objective.with_form(forms).weighting(weighted)
+        else:
+            dataset = open_dataset(source, inputs, target=target, need_target=False, validate=False)
+            objective = objective.weighting(weights is not None)
+        dataset = objective.accept(dataset, weights)
+        if learning:
+            self.learn(dataset.columns, (target, named))
+            self.learn_pixels(dataset.pixels)
+        elif not objective.heads:
+            self.learn(dataset.columns, (target,))
+        return dataset, objective
 
     def _adapt(self, dataset: Dataset, head: LossHead, name: str | None = None) -> Dataset:
         """Convert targets to the form of the loss; for a single loss, text labels become class indices."""

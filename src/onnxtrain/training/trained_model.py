@@ -277,7 +277,7 @@ class TrainedModel:
             DataError: It cannot be read or does not fit.
         """
         objective = self._objective.packing(is_packed(source))
-        dataset, form, weights = self._data.open_with_targets(
+        dataset, objective = self._data.open_with_targets(
             objective,
             source,
             target=target,
@@ -288,12 +288,8 @@ class TrainedModel:
         self._warn_of_rows(dataset)
         if (labels := self._data.take_new_labels()) is not None and self._data.labels_are_assumed:
             self._warn_once(assumed_order(labels))
-        weighted = weights is not None or (bool(objective.heads) and dataset.weighted)
-        evaluator = self._evaluator(form, ema, weighted=weighted, packed=objective.packed)
-        dataset = evaluator.objective.accept(dataset, weights)
-        if not objective.heads:
-            self._data.learn(dataset.columns, (target,))
-        return evaluator, dataset
+        weighted = objective.weights is not None
+        return self._evaluator(objective.form, ema, weighted=weighted, packed=objective.packed), dataset
 
     def _reference(self, source: Comparisons) -> np.ndarray:
         """Predict with the model before training (:func:`predict_reference`)."""

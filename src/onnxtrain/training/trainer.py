@@ -571,7 +571,7 @@ class Trainer(TrainedModel):
             DataError: The data cannot be read or do not fit.
         """
         objective = self._objective.packing(is_packed(source))
-        dataset, form, weights = self._data.open_with_targets(
+        dataset, objective = self._data.open_with_targets(
             objective,
             source,
             target=target,
@@ -580,11 +580,7 @@ class Trainer(TrainedModel):
             reference=self._reference,
         )
         self._warn_of_rows(dataset)
-        self._use(objective.with_form(form).weighting(weights is not None))
-        dataset = self._objective.accept(dataset, weights)
-        named = weights if isinstance(weights, str) else None
-        self._data.learn(dataset.columns, (target, named))
-        self._data.learn_pixels(dataset.pixels)
+        self._use(objective)
         self._warn_of_labels()
         return dataset
 
