@@ -130,7 +130,7 @@ def test_labels_that_fit_no_axis():
         Trainer(UNTOLD, loss="softmax_cross_entropy").fit((SIGNALS, SEGMENTS[:, :9]))
     with pytest.raises(DataError, match=r"batch 0 has 9 for the dimension 'L' .* but input 'x' of batch 0 has 10"):
         Trainer(UNTOLD, loss="softmax_cross_entropy").fit([(SIGNALS, SEGMENTS[:, :9])])
-    with pytest.raises(DataError, match=r"needs shape \(batch, 6\), but got \(4, 9\).*give the loss axis="):
+    with pytest.raises(DataError, match=r"has shape \(4, 9\), but the model needs \(batch, 6\).*give the loss axis="):
         Trainer(UNTOLD, loss="softmax_cross_entropy").train_step(SIGNALS, SEGMENTS[:, :9])
 
 

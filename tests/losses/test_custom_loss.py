@@ -202,10 +202,9 @@ def test_a_declared_target_is_exported():
 
 def test_a_vector_does_not_broadcast_against_a_column():
     subject = Trainer(onnxtrain.examples.mlp((4, 1)), loss=lambda op, p, t: op.ReduceMean((p - t) ** 2))
-    with pytest.raises(DataError, match=r"needs shape \(batch, 1\), but got \(8,\)"):
-        subject.train_step(X, Y[:, 0])
-    with pytest.raises(DataError, match=r"rank 1 .* needs rank 2: \(batch, 1\)"):
-        subject.fit((X, Y[:, 0]))
+    for train in (subject.train_step, subject.fit):
+        with pytest.raises(DataError, match=r"rank 1 .* needs rank 2: \(batch, 1\)"):
+            train((X, Y[:, 0]))
 
 
 @pytest.mark.parametrize(

@@ -273,15 +273,18 @@ def with_box(*box):
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (BOXES[0], r"needs shape .* but got \(3, 5\)\. Give rows of \(class, x, y, width, height\)"),
-        (BOXES[..., :4], r"needs shape .* but got \(3, 3, 4\)\. Give rows"),
+        (BOXES[0], r"shape \(3, 5\)\), but the model needs rank 3: .*\. Give rows of \(class, x, y, width, height\)"),
+        (BOXES[..., :4], r"has shape \(3, 3, 4\), but the model needs .*\. Give rows"),
         (BOXES[:, :0], "yolo needs at least one row of targets per image; pad with a row of class -1"),
         (with_box(2, 0.5, 0.5, 0.2, 0.2), "has a box of class 2 at example 1, but yolo needs classes 0 to 1"),
         (with_box(0.5, 0.5, 0.5, 0.2, 0.2), "has a box of class 0.5 at example 1"),
         (with_box(1, 4, 4, 2, 2), r"has the box \(4, 4, 2, 2\) at example 1, .* divide by its size"),
         (with_box(1, 0.5, 0.5, 0, 0.2), r"has the box \(0.5, 0.5, 0, 0.2\) of no size at example 1; leave it out"),
         (with_box(1, 0.5, np.nan, 0.2, 0.2), "holds nan at example 1"),
-        ([BOXES[0], BOXES[1, :1]], "'target' holds rows of different lengths; pad them to one length. Give rows of"),
+        (
+            [BOXES[0], BOXES[1, :1]],
+            "holds rows of different lengths; pad them to one length. Give rows of",
+        ),
     ],
 )
 def test_targets_are_refused_in_one_sentence(targets, message):

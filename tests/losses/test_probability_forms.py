@@ -269,7 +269,7 @@ def test_cross_entropy_takes_probabilities(name: str):
 def test_other_scores_are_logits(name: str, kind: str):
     shape, body = LOGITS[name]
     trainer = check(model(body, shape), kind, "logits", train=["w", "b", "scale"] if "scale" in body else ["w", "b"])
-    assert trainer._objective.targets.loss.from_logits is True
+    assert trainer._objective.heads[0].loss.from_logits is True
 
 
 @pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")

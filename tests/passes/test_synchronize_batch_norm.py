@@ -91,7 +91,7 @@ def test_the_file_of_a_training_is_for_one_process():
 def test_a_session_without_an_all_reduce_function_reports_it(batch):
     made, (x, y) = trainer("sync", Pretended()), batch
     steps = made._executor
-    feeds = {"image": x, steps.objective.targets.name: y, "learning_rate": np.float32(0.1)}
+    feeds = {"image": x, steps.objective.heads[0].target_name: y, "learning_rate": np.float32(0.1)}
     with pytest.raises(StepError, match="AllReduce"):
         steps.session.step(feeds, entry=0)
     with pytest.raises(KeyError, match="what went wrong"), all_reducing(lambda array: {}["what went wrong"]):

@@ -153,7 +153,7 @@ def test_memory_for_the_data_of_a_step():
     trainer.train_step(feeds, labels)
     (step,) = trainer._session._steps
     names = trainer._objective.names
-    given = feeds | {trainer._objective.targets.name: labels, names.learning_rate: 0.1}
+    given = feeds | {trainer._objective.heads[0].target_name: labels, names.learning_rate: 0.1}
     step.run(given)
     with pytest.raises(StepError, match=NO_MEMORY.format("a buffer")):
         step.run(given | {"input_ids": Array()})

@@ -312,13 +312,13 @@ def test_bad_options(options, message: str) -> None:
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (np.zeros((4, 6)), np.zeros(4, int), r"needs shape \(batch, 5\), but got \(4, 6\)"),
-        (np.zeros((4, 5)), np.zeros((4, 2, 2), int), r"'target' needs shape"),
+        (np.zeros((4, 6)), np.zeros(4, int), r"input 'input' of the batch has shape \(4, 6\), .* needs \(batch, 5\)"),
+        (np.zeros((4, 5)), np.zeros((4, 2, 2), int), r"the target array of the batch has rank 3"),
         (np.zeros((4, 5)), None, "This loss needs targets"),
         ({"input": np.zeros((4, 5))}, None, "the batch holds only the input 'input': add an array of targets"),
         ({"input": np.zeros((4, 5)), "a": 0, "b": 0}, None, "the batch has 'a' and 'b' besides the inputs"),
         ((np.zeros((4, 5)), np.zeros((4, 5)), np.zeros((4, 5)), 0), None, "the batch is a sequence of 4"),
-        ({"wrong": np.zeros((4, 5))}, np.zeros(4, int), r"The inputs \['.*'\] are missing; got wrong"),
+        ({"wrong": np.zeros((4, 5))}, np.zeros(4, int), "the batch has no array for input 'input': it holds 'wrong'"),
     ],
 )
 def test_arrays_that_do_not_fit(inputs, targets, message: str) -> None:
@@ -369,11 +369,25 @@ def test_a_session_that_could_not_be_opened_fails_in_the_same_way_again(monkeypa
 @pytest.mark.parametrize("targets", [np.zeros(1, int), np.zeros(5, int), np.eye(3, dtype=np.float32)[:1]])
 def test_a_step_refuses_targets_of_other_rows(targets):
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
-    with pytest.raises(DataError, match=rf"'target' has {len(targets)} rows, but the input 'input' has 12\."):
+    with pytest.raises(
+        DataError, match=rf"'input' of the batch has 12 examples, the target array of the batch has {len(targets)}\."
+    ):
         trainer.train_step(np.zeros((12, 4), np.float32), targets)
+
+
+@pytest.mark.parametrize("weights", [None, np.ones(2, np.float32)])
+def test_a_step_refuses_a_batch_again(weights):
+    """What a plan knows of a batch is what passed its checks."""
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
+    x, y = np.zeros((12, 4), np.float32), np.zeros(12, int)
+    for _ in range(2):
+        trainer.train_step(x, y, None if weights is None else np.ones(12, np.float32))
+        for _ in range(2):
+            with pytest.raises(DataError, match="the batch has arrays of different lengths"):
+                trainer.train_step(x, y[:5] if weights is None else y, weights)
 
 
 def test_a_step_refuses_rows_of_different_lengths():
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="mean_squared_error")
-    with pytest.raises(DataError, match="'target' holds rows of different lengths; pad them to one length"):
+    with pytest.raises(DataError, match="the target array holds rows of different lengths; pad them to one length"):
         trainer.train_step(np.zeros((2, 4), np.float32), [[1.0, 2.0], [1.0]])

@@ -52,6 +52,10 @@ class Batch(NamedTuple):
         """Total number of examples in all parts."""
         return self.size if self.whole is None else self.whole
 
+    def target(self, name: str | None) -> Array | None:
+        """The only targets, or those of a name."""
+        return self.targets if name is None else self.inputs.get(name)
+
     @property
     def tokens(self) -> int:
         """Tokens in all parts of a batch of rows of tokens: those of its mask [size, tokens], else all positions."""
@@ -233,14 +237,14 @@ class Column(NamedTuple):
     names: tuple[str, ...] | None = None
 
     @classmethod
-    def checked(cls, value: object, spec: TensorSpec | None, subject: str) -> Self:
+    def checked(cls, value: object, spec: TensorSpec | None, subject: str, *, whole: bool = False) -> Self:
         """Convert to NumPy and check type and shape; without a spec only the axis of examples is checked."""
         if spec is not None and isinstance(value, DeferredArray):  # checked before the array is created
             check_shape(value.shape, spec, subject)
             check_type(value.dtype, spec, subject)
         array, names = named_array(value, spec, subject)
         spec = spec or TensorSpec(subject, array.dtype, None)
-        check_shape(array.shape, spec, subject)
+        check_shape(array.shape, spec, subject, whole=whole)
         check_type(array.dtype, spec, subject)
         return cls(subject, array, spec, is_mapped(array), names)
 
@@ -261,15 +265,7 @@ class Column(NamedTuple):
             rows, examples = slice(None), np.arange(len(self.array) if self.array.ndim else 1)
         if not self.array.ndim:
             return self._replace(array=self.array.reshape(1)).converted(rows, examples, check=check).reshape(())
-        original = self.read(rows)
-        values = convert(original, self.spec.dtype, self.subject, examples)
-        if self.spec.right_padded or self.spec.documents:
-            check_right_padded(np.minimum(values, 1) if self.spec.documents else values, self.subject, examples)
-        if self.spec.table_rows is not None:
-            check_indices(values, self.spec.table_rows, self.subject, examples)
-        if check:
-            check_finite(values, self.subject, examples, original)
-        return values
+        return converted(self.read(rows), self.spec, self.subject, examples, check=check)
 
     def read(self, rows: slice | Array) -> Array:
         """Return the values of some examples, in this order."""
@@ -282,25 +278,47 @@ class Column(NamedTuple):
         return values
 
 
-def check_columns(columns: Sequence[Column], data: str) -> int:
-    """Check that columns have equal lengths and symbols; return the number of examples."""
+def converted(
+    original: Array, spec: TensorSpec, subject: str, examples: Sequence[int] | Array, *, check: bool
+) -> Array:
+    """Return rows of an array in the type of the model, after the checks of their values; see `Column.converted`."""
+    values = convert(original, spec.dtype, subject, examples)
+    if spec.right_padded or spec.documents:
+        check_right_padded(np.minimum(values, 1) if spec.documents else values, subject, examples)
+    if spec.table_rows is not None:
+        check_indices(values, spec.table_rows, subject, examples)
+    if check:
+        check_finite(values, subject, examples, original)
+    return values
+
+
+def check_columns(columns: Sequence[Column], data: str, *, whole: bool = False) -> int:
+    """Check that columns have equal lengths and symbols; return the number of examples.
+
+    Lengths of a whole batch are compared where the model gives their axes one name: they may be no axes of examples.
+    """
     rows = [column for column in columns if not column.is_common]
     if not rows:
         raise DataError(f"{data} has no examples: each of its arrays holds for all examples.")
-    first = rows[0]
-    size = len(first.array)
-    for column in rows[1:]:
-        if len(column.array) != size:
+    firsts: dict[object, Column] = {}
+    for column in rows:
+        axis = column.spec.shape[0] if whole and column.spec.shape else None
+        first = firsts.setdefault(axis, column)
+        if len(column.array) != len(first.array) and (not whole or isinstance(axis, str)):
             raise DataError(
-                f"{data} has arrays of different lengths: {first.subject} has {size} examples, "
+                f"{data} has arrays of different lengths: {first.subject} has {len(first.array)} examples, "
                 f"{column.subject} has {len(column.array)}."
             )
-    if not size:
-        raise DataError(
-            f"{data} is empty: {first.subject} has shape {first.array.shape}; at least one example is needed."
-        )
+        if not len(column.array):
+            raise DataError(
+                f"{data} is empty: {column.subject} has shape {column.array.shape}; at least one example is needed."
+            )
+        if whole and column.spec.table_rows is not None and not column.array.size:
+            raise DataError(
+                f"{data} has no tokens: {column.subject} has shape {column.array.shape}; a row needs at least one."
+            )
     check_symbols((column.spec, column.array.shape, column.subject) for column in columns)
-    return size
+    return len(rows[0].array)
 
 
 def checked_batch_size(batch_size: SupportsIndex) -> int:

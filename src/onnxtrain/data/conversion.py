@@ -174,12 +174,13 @@ def is_array_like(value: object) -> bool:
     return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
 
 
-def to_numpy(value: object, subject: str) -> Array:
+def to_numpy(value: object, subject: str, hint: str = "") -> Array:
     """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy.
 
     Args:
         value: Numbers, or an object with ``detach().cpu().numpy()`` (PyTorch), ``__array__`` or ``__dlpack__``.
         subject: Name in error messages.
+        hint: Advice in error messages about the form.
 
     Raises:
         DataError: It does not convert, or converts to Python objects.
@@ -187,6 +188,8 @@ def to_numpy(value: object, subject: str) -> Array:
     try:
         array = _convert_container(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        if "inhomogeneous" in str(error):
+            raise DataError(f"{subject} holds rows of different lengths; pad them to one length.{hint}") from None
         raise DataError(
             f"{subject} is a {type(value).__name__} that does not convert to a NumPy array ({error}); "
             f"give a NumPy array, or a tensor that has detach().cpu().numpy()."
@@ -236,8 +239,8 @@ def check_type(dtype: np.dtype[Any], spec: TensorSpec, subject: str) -> None:
     raise DataError(f"{subject} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
 
 
-def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str) -> None:
-    """Raise a `DataError` if the rank or a static size differs; the batch size is dynamic."""
+def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str, *, whole: bool = False) -> None:
+    """Raise a `DataError` if the rank or a static size differs; the batch size is dynamic, except of a whole batch."""
     if not shape and spec.shape != ():
         raise DataError(f"{subject} is a scalar, but it needs a first axis of examples.")
     if spec.shape is None:
@@ -247,7 +250,7 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str) -> None:
             f"{subject} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
             f"{spec.describe_shape()}.{spec.hint}"
         )
-    for axis in range(0 if spec.common else 1, len(shape)):
+    for axis in range(0 if spec.common or whole else 1, len(shape)):
         if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
             raise DataError(
                 f"{subject} has shape {shape}, but the model needs {spec.describe_shape()}: "
@@ -323,6 +326,8 @@ def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence
         subject: Name of the array in error messages.
         examples: Index in the data of each row, for error messages.
     """
+    if array.dtype == dtype and type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned:
+        return array
     if kind_of(dtype) == "integer" and not np.can_cast(array.dtype, dtype, "safe") and array.size:
         limits = np.iinfo(dtype)
         outside = (array < limits.min) | (array > limits.max)
@@ -333,6 +338,8 @@ def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence
                 f"which {dtype} cannot hold ({limits.min} to {limits.max}); correct the data."
             )
     with np.errstate(over="ignore"):  # an overflow becomes infinite, which check_finite reports
+        if type(array) is np.ndarray and array.dtype != dtype:
+            return array.astype(dtype, order="C")
         # "A": an array that is mapped from inside a zip file can start at any byte.
         return np.require(array, dtype.newbyteorder("="), ["C", "A"]).view(np.ndarray)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,11 +17,28 @@ from onnxtrain.data.base import (
     check_not_negative,
     checked_batch_size,
     chosen_check,
+    converted,
 )
 from onnxtrain.data.conversion import Array, TensorSpec, to_numpy
 from onnxtrain.data.naming import match_batch
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError
+
+
+class _Form(NamedTuple):
+    """What is known of batches of one form, so that the next one needs no checks of types and shapes.
+
+    Attributes:
+        arrays: Name, type and shape of each array; ``None`` is the name of the only targets.
+        specs: Requirements of the model on each.
+        size: Number of examples.
+        common: Names of the inputs with one value for all examples.
+    """
+
+    arrays: list[tuple[str | None, np.dtype[Any], tuple[int, ...]]]
+    specs: dict[str | None, TensorSpec]
+    size: int
+    common: frozenset[str]
 
 
 class IterableDataset(Dataset):
@@ -38,6 +55,7 @@ class IterableDataset(Dataset):
         need_target: Raise an error where batches have no targets.
         validate: Check values for NaN and infinity when they are read.
         others: Names of further arrays of every batch, taken as given.
+        whole: Whether a batch is a whole step, whose arrays may have no axis of examples.
     """
 
     def __init__(
@@ -50,8 +68,11 @@ class IterableDataset(Dataset):
         need_target: bool = True,
         validate: bool = True,
         others: Sequence[str] = (),
+        whole: bool = False,
     ) -> None:
         self._source = source
+        self._whole = whole
+        self._form: _Form | None = None  # of the last batch
         self._others = {name: TensorSpec(name, np.dtype(np.float32), beside=True) for name in others}
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in specs}
@@ -81,7 +102,7 @@ class IterableDataset(Dataset):
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""
         known = {spec.name: spec for spec in specs if spec.columns is not None}
-        result = copy.copy(self)
+        result = self._copy()
         result._specs = {name: known.get(name, spec) for name, spec in self._specs.items()}
         return result
 
@@ -92,19 +113,24 @@ class IterableDataset(Dataset):
         given = self._matched(self._source[0], "batch 0")[0].get(name)
         return None if given is None else self._adapted(given, f"'{name}' of batch 0", name)
 
+    def _copy(self) -> Self:
+        result = copy.copy(self)
+        result._form = None
+        return result
+
     def _adapted(self, targets: object, subject: str, name: str | None = None) -> Array:
         array = to_numpy(targets, subject)
         return self._adapt[name](array) if name in self._adapt else array
 
     def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
         """Return the same source with other targets; see `Dataset.adapting`."""
-        result = copy.copy(self)
+        result = self._copy()
         result._adapt = {**self._adapt, name: adapt}
         return result
 
     def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
         """Return the same source with other requirements of its targets, checked when batches are read."""
-        result = copy.copy(self)
+        result = self._copy()
         result._target_specs = {**self._target_specs, name: target_spec}
         return result
 
@@ -112,7 +138,7 @@ class IterableDataset(Dataset):
         """Return the same source with one weight per example; see `Dataset.with_weights`."""
         if not isinstance(weights, str) or weights not in self._others:
             return super().with_weights(weights, spec)
-        result = copy.copy(self)
+        result = self._copy()
         result._weights, result.weighted = (weights, spec), True
         return result
 
@@ -169,34 +195,87 @@ class IterableDataset(Dataset):
             raise DataError("the data is empty: its iterator returned no batch; at least one is needed.")
 
     def _batch(self, item: object, name: str) -> Batch:
-        inputs, targets = self._matched(item, name)
-        columns = [self._column(key, value, name) for key, value in inputs.items()]
+        return self.convert(*self._matched(item, name), name)
+
+    def convert(self, inputs: Mapping[str, object], targets: object | None, name: str, *, known: bool = False) -> Batch:
+        """Convert the arrays of one batch to those that the model reads.
+
+        Types and shapes are checked again only where they differ from those of the batch before.
+
+        Args:
+            inputs: The arrays by name, with those beside the inputs of the model.
+            targets: The only targets, or ``None``.
+            name: Name of the batch in error messages.
+            known: Whether the caller knows that types and shapes are those of the batch before.
+
+        Raises:
+            DataError: An array does not fit the model, or holds NaN or infinity.
+        """
+        given: dict[str | None, Any] = dict(inputs.items())
         if targets is not None:
-            subject = f"the target array of {name}"
-            columns.append(Column.checked(self._adapted(targets, subject), self._target_specs[None], subject))
-        size = check_columns(columns, name)
-        arrays = [column.converted(slice(None), range(size), check=self._check_values) for column in columns]
-        for key, column, array in zip([*inputs, None], columns, arrays, strict=False):
-            if key in self._target_checks:
-                self._target_checks[key](array, column.subject, range(size))
-        found = dict(zip(inputs, arrays, strict=False))
+            given[None] = targets
+        for key in given:
+            if key is None or key in self._others:
+                given[key] = self._beside(given[key], key, name)
+        form = self._form
+        found: dict[Any, Array] = {}
+        if form is None or not known:
+            arrays = [(key, value.dtype, value.shape) for key, value in given.items() if type(value) is np.ndarray]
+            known = form is not None and form.arrays == arrays and len(arrays) == len(given)
+        if form is not None and known:
+            rows = range(form.size)
+            for key, value in given.items():
+                found[key] = converted(value, form.specs[key], self._subject(key, name), rows, check=self._check_values)
+        else:
+            columns = {key: self._column(key, value, name) for key, value in given.items()}
+            form = _Form(
+                arrays,
+                {key: column.spec for key, column in columns.items()},
+                check_columns([*columns.values()], name, whole=self._whole),
+                frozenset(key for key, column in columns.items() if key is not None and column.is_common),
+            )
+            rows = range(form.size)
+            for key, column in columns.items():
+                found[key] = column.converted(slice(None), rows, check=self._check_values)
+            self._form = None if any(column.is_common for column in columns.values()) else form
+        for key, check in self._target_checks.items():
+            if key in found:
+                check(found[key], self._subject(key, name), rows)
         if self._weights is not None:
             weights, spec = self._weights
             found[spec.name] = found.pop(weights)
-        common = frozenset(key for key, column in zip(inputs, columns, strict=False) if column.is_common)
-        return Batch(found, None if targets is None else arrays[-1], size, common=common)
+        only = found.pop(None, None)
+        return Batch(found, only, form.size, common=form.common)
 
-    def _column(self, key: str, value: object, name: str) -> Column:
+    def _subject(self, key: str | None, name: str) -> str:
+        """Name of an array of a batch in error messages."""
+        if key is None:
+            return f"the target array of {name}"
         if self._weights is not None and key == self._weights[0]:
-            subject = f"'{key}' of {name}"
-            return Column.checked(check_weights(to_numpy(value, subject), subject), self._weights[1], subject)
-        if key in self._others:
-            subject = f"target '{key}' of {name}"
-            return Column.checked(self._adapted(value, subject, key), self._target_specs.get(key), subject)
+            return f"'{key}' of {name}"
+        return f"{'target' if key in self._others else 'input'} '{key}' of {name}"
+
+    def _beside(self, value: object, key: str | None, name: str) -> Array:
+        """Return targets in the form of the loss, or weights."""
+        if isinstance(value, np.ndarray):
+            array = value
+        else:
+            spec = self._target_specs.get(key)
+            array = to_numpy(value, self._subject(key, name), "" if spec is None else spec.hint)
+        if self._weights is not None and key == self._weights[0]:
+            return check_weights(array, self._subject(key, name))
+        return self._adapt[key](array) if key in self._adapt else array
+
+    def _column(self, key: str | None, value: object, name: str) -> Column:
+        subject = self._subject(key, name)
+        if self._weights is not None and key == self._weights[0]:
+            return Column.checked(value, self._weights[1], subject, whole=self._whole)
+        if key is None or key in self._others:
+            return Column.checked(value, self._target_specs.get(key), subject, whole=self._whole)
         spec = self._specs[key]
         if spec.columns is None and key in self._columns:
             spec = dataclasses.replace(spec, columns=self._columns[key])
-        column = Column.checked(value, spec, f"input '{key}' of {name}")
+        column = Column.checked(value, spec, subject, whole=self._whole)
         if column.names is not None:
             self._columns.setdefault(key, column.names)
         return column

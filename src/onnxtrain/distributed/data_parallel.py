@@ -259,7 +259,7 @@ class DataParallelExecutor(Executor):
         if self.objective.statistics:
             self._mean_statistics(table[:, 2] > 0)
         if all_parts:
-            sums = any(head.targets.loss.reduction == "sum" for head in self.objective.heads)
+            sums = any(head.loss.reduction == "sum" for head in self.objective.heads)
             scales = np.ones(len(counts)) if sums else table[:, 2] / sum(counts)
             self.parts = {
                 name: float(scales @ column) for name, column in zip(self._part_names, all_parts, strict=True)

@@ -102,37 +102,44 @@ def reading(output: ir.Value, loss: Loss, scores: Scores) -> Reading:
     return Reading(output, axis, scores.are_logarithms)
 
 
-@dataclass(frozen=True)
-class Targets:
-    """The targets of a loss on a prediction.
+@dataclass(frozen=True, eq=False)
+class LossHead:
+    """An output of the model with the loss on it, for targets of one form.
 
     Attributes:
+        output: The model's output.
         declared: The loss as it was given, for targets of any form.
         form: Form of the targets.
         loss: The loss for targets of this form.
-        prediction: The input of the loss.
-        value: The input of the step graph for the targets.
+        prediction: The input of the loss: the output, or the logits before its final activation.
+        target: The input of the step graph for the targets.
         inputs: The inputs of the model.
         scores: What the graph proves about the output.
     """
 
+    output: ir.Value
     declared: Loss
     form: TargetForm
     loss: Loss
     prediction: ir.Value
-    value: ir.Value
+    target: ir.Value
     inputs: tuple[ir.Value, ...]
     scores: Scores
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The name of the targets in the step graph."""
-        return str(self.value.name)
+        """Name of the output."""
+        return str(self.output.name)
+
+    @cached_property
+    def target_name(self) -> str:
+        """Name of the targets in the step graph."""
+        return str(self.target.name)
 
     @cached_property
     def spec(self) -> TensorSpec:
         """Type and shape of targets that the loss requires."""
-        spec = tensor_spec(self.value)
+        spec = tensor_spec(self.target)
         if hint := self.declared.shape_hint:
             return replace(spec, hint=hint, size_hint=hint)
         if len(self.loss.target_kinds) < 2 or spec.dtype.kind == "f":
@@ -168,7 +175,7 @@ class Targets:
         first, later = {shape[0] for shape in inputs}, {size for shape in inputs for size in shape[1:]}
         return {
             axis: symbols.index(size)
-            for axis, (size, own) in enumerate(zip(wanted, dimensions(self.value) or (), strict=True))
+            for axis, (size, own) in enumerate(zip(wanted, dimensions(self.target) or (), strict=True))
             if size in symbols and own != REAL_ROWS and (own is None or own not in (later if axis else first))
         }
 
@@ -184,12 +191,12 @@ class Targets:
             op.Shape(prediction, start=other, end=other + 1)
             if (other := self.compared.get(axis)) is not None
             else op.Shape(target, start=axis, end=axis + 1)
-            for axis in range(len(dimensions(self.value) or ()))
+            for axis in range(len(dimensions(self.target) or ()))
         ]
         return require_shape(
             target,
             op.Concat(*sizes, axis=0) if len(sizes) > 1 else sizes[0],
-            f"{self.name!r} does not have the sizes of the prediction {self.prediction.name!r}.",
+            f"{self.target_name!r} does not have the sizes of the prediction {self.prediction.name!r}.",
             may_differ=len(self.compared),
         )
 
@@ -202,7 +209,7 @@ class Targets:
         Raises:
             DataError: The batch axis of the targets is not 0 either.
         """
-        shape, own = dimensions(self.prediction), dimensions(self.value)
+        shape, own = dimensions(self.prediction), dimensions(self.target)
         if not axis or shape is None or own is None:
             return
         if isinstance(self.loss, ClassLoss) and len(own) == len(shape) - 1:
@@ -240,7 +247,7 @@ class Targets:
 
     @cached_property
     def _class_axis(self) -> int:
-        return self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value)).axis
+        return self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.target)).axis
 
     @property
     def classes(self) -> int | None:
@@ -332,8 +339,52 @@ class Targets:
     @cached_property
     def metric_input(self) -> MetricInput:
         """Meaning of predictions and targets for metrics."""
-        metric_input = self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value))
+        metric_input = self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.target))
         return metric_input._replace(probabilities=self.loss.from_logits is False)
+
+    @property
+    def scaled(self) -> bool:
+        """True where the weight of a batch is not proportional to its number of examples, or the loss is a sum."""
+        return self.loss.reduction == "sum" or (self.form.kind == "indices" and self.loss.counts_labels)
+
+    def with_form(self, model: ir.Model, form: TargetForm) -> LossHead:
+        """Return the head for targets of another form."""
+        if form == self.form:
+            return self
+        gathered = self.prediction if self.declared.gathers else None
+        return head_of(model, self.output, self.declared, form, self.target_name, self.scores, gathered)
+
+    @property
+    def assumes_logits(self) -> bool:
+        """True where the output is taken for logits, although neither the loss nor the nodes say so."""
+        assumed = self.declared.from_logits is None and self.loss.from_logits is True
+        return assumed and self.prediction is self.output and self.scores.kind in (None, "independent", "distribution")
+
+    def doubts(self, scores: np.ndarray) -> list[str]:
+        """Return a hint about scores of a batch that are taken for logits, but look like probabilities."""
+        loss = self.loss
+        inside = scores.size and bool((scores >= 0).all() and (scores <= 1).all() and scores.any())
+        if not self.assumes_logits or not inside:
+            return []
+        if by_class := loss.probabilities == "distribution":
+            axis = getattr(loss, "axis", None)
+            sums = scores.astype(np.float64).sum(self._class_axis if axis is None else axis)
+            if not (np.abs(sums - 1) <= 2e-2).all():  # also of 8 bits
+                return []
+        found = "rows of values from 0 to 1 that sum to 1" if by_class else "values from 0 to 1"
+        return [
+            f"The output {self.name!r} holds {found}, but its nodes do not prove that they are probabilities: the loss "
+            f"{loss.name} takes them as logits. If they are probabilities, give the loss from_logits=False, as in "
+            f"'{loss.name}(from_logits=False)'; from_logits=True keeps them as logits without this hint."
+        ]
+
+    def build(self, op: Builder, weights: Value | None) -> LossTerms:
+        """Emit the loss, with weights of examples if given."""
+        loss, prediction = self.loss, op.wrap(self.prediction)
+        target = self.checked(op.wrap(self.target), prediction)
+        if weights is None or not isinstance(loss, LossByExample):
+            return loss.build(op, prediction, target)
+        return loss.build(op, prediction, target, op.cast(weights, prediction.dtype))
 
 
 def no_labels_left(what: str, loss: Loss) -> str:
@@ -394,74 +445,6 @@ Metrics = Any
 """Metrics by name, in a text or a list, or as functions; a mapping by output for several losses."""
 
 
-class LossHead(NamedTuple):
-    """An output of the model with its loss.
-
-    Attributes:
-        output: The model's output.
-        prediction: The input of the loss: the output, or the logits before its final activation.
-        targets: The loss and its targets.
-    """
-
-    output: ir.Value
-    prediction: ir.Value
-    targets: Targets
-
-    @property
-    def name(self) -> str:
-        """Name of the output."""
-        return str(self.output.name)
-
-    @property
-    def scaled(self) -> bool:
-        """True where the weight of a batch is not proportional to its number of examples, or the loss is a sum."""
-        loss = self.targets.loss
-        return loss.reduction == "sum" or (self.targets.form.kind == "indices" and loss.counts_labels)
-
-    def with_form(self, model: ir.Model, form: TargetForm) -> LossHead:
-        """Return the head for targets of another form."""
-        if form == self.targets.form:
-            return self
-        declared = self.targets.declared
-        gathered = self.prediction if declared.gathers else None
-        return head_of(model, self.output, declared, form, self.targets.name, self.targets.scores, gathered)
-
-    @property
-    def assumes_logits(self) -> bool:
-        """True where the output is taken for logits, although neither the loss nor the nodes say so."""
-        targets = self.targets
-        assumed = targets.declared.from_logits is None and targets.loss.from_logits is True
-        return (
-            assumed and self.prediction is self.output and targets.scores.kind in (None, "independent", "distribution")
-        )
-
-    def doubts(self, scores: np.ndarray) -> list[str]:
-        """Return a hint about scores of a batch that are taken for logits, but look like probabilities."""
-        loss = self.targets.loss
-        inside = scores.size and bool((scores >= 0).all() and (scores <= 1).all() and scores.any())
-        if not self.assumes_logits or not inside:
-            return []
-        if by_class := loss.probabilities == "distribution":
-            axis = getattr(loss, "axis", None)
-            sums = scores.astype(np.float64).sum(self.targets._class_axis if axis is None else axis)
-            if not (np.abs(sums - 1) <= 2e-2).all():  # also of 8 bits
-                return []
-        found = "rows of values from 0 to 1 that sum to 1" if by_class else "values from 0 to 1"
-        return [
-            f"The output {self.name!r} holds {found}, but its nodes do not prove that they are probabilities: the loss "
-            f"{loss.name} takes them as logits. If they are probabilities, give the loss from_logits=False, as in "
-            f"'{loss.name}(from_logits=False)'; from_logits=True keeps them as logits without this hint."
-        ]
-
-    def build(self, op: Builder, weights: Value | None) -> LossTerms:
-        """Emit the loss, with weights of examples if given."""
-        targets, prediction = self.targets, op.wrap(self.prediction)
-        loss, target = targets.loss, targets.checked(op.wrap(targets.value), prediction)
-        if weights is None or not isinstance(loss, LossByExample):
-            return loss.build(op, prediction, target)
-        return loss.build(op, prediction, target, op.cast(weights, prediction.dtype))
-
-
 def head_of(
     model: ir.Model,
     output: ir.Value,
@@ -493,16 +476,16 @@ def head_of(
     loss = declared.with_form(form)
     if isinstance(loss, ScoreLoss):
         loss = replace(loss, from_logits=from_logits)
-    targets = Targets(
+    return LossHead(
+        output=output,
         declared=declared,
         form=form,
         loss=loss,
         prediction=inner,
-        value=target_input(loss, inner, form.kind, name),
+        target=target_input(loss, inner, form.kind, name),
         inputs=tuple(model.graph.inputs),
         scores=scores,
     )
-    return LossHead(output, inner, targets)
 
 
 def are_none(metrics: Metrics) -> bool:
@@ -562,7 +545,7 @@ def metrics_of_heads(heads: Sequence[LossHead], metrics: Metrics) -> list[HeadMe
         if output not in known:
             raise OptionError(f"metrics has the output {output!r}, but outputs with losses are {', '.join(known)}.")
         head = known[output]
-        for metric in head.targets.metrics(listed(given)):
+        for metric in head.metrics(listed(given)):
             name = f"{output}_{metric.name}" if len(heads) > 1 else metric.name
             found.append(HeadMetric(name, head, metric))
     taken = {"loss", *(f"{name}_loss" for name in known if len(heads) > 1)}

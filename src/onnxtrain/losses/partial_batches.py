@@ -20,7 +20,7 @@ from onnxtrain.graph.batch_axis import ONE, BatchAxes
 from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
-from onnxtrain.losses.heads import REAL_ROWS, Targets, is_common, wrapped
+from onnxtrain.losses.heads import REAL_ROWS, LossHead, is_common, wrapped
 from onnxtrain.lowering.training_info.recipe import LossTerms
 
 LARGEST_PADDED = 4 << 30
@@ -93,28 +93,19 @@ class FixedBatch(NamedTuple):
                 yield share(batch, slice(start, start + self.size))
 
 
-def on_real_rows(
-    model: ir.Model, prediction: ir.Value, targets: Targets | None, fixed: FixedBatch, rows: int
-) -> Targets:
-    """Return the targets with a loss on the real examples alone.
+def on_real_rows(model: ir.Model, head: LossHead, fixed: FixedBatch, rows: int) -> LossHead:
+    """Return a head with its loss on the real examples alone.
 
     Args:
         model: The model.
-        prediction: The input of the loss, or the output that is the loss.
-        targets: The loss and its targets; ``None`` where an output is the loss.
+        head: The output and its loss.
         fixed: The batch size of the model.
         rows: Number of real examples, for error messages.
 
     Raises:
         DataError: Padding cannot be excluded from this loss.
     """
-    if targets is None:
-        raise DataError(
-            f"The model takes batches of {fixed.size} examples and computes its loss itself "
-            f"(output:{prediction.name}), so that padding would be part of it; {rows} examples are left for the "
-            f"last batch: give a multiple of {fixed.size} or export the model with a dynamic batch axis."
-        )
-    shape = dimensions(prediction)
+    prediction, shape = head.prediction, dimensions(head.prediction)
     untold = 0 if not shape or not isinstance(shape[0], int) or shape[0] == fixed.size else None
     axis = batch_axes(model, [prediction]).get(str(prediction.name), untold)
     if axis != 0:
@@ -129,17 +120,17 @@ def on_real_rows(
         type=prediction.type,
         shape=None if shape is None else ir.Shape((REAL_ROWS, *shape[1:])),
     )
-    value = targets.value
+    value = head.target
     kind: TargetKind = "indices" if value.dtype is not None and value.dtype.is_integer() else "values"
-    wanted = targets.loss.target_shape(wrapped(free), kind)
+    wanted = head.loss.target_shape(wrapped(free), kind)
     found = dimensions(value)
     if not found or not wanted or isinstance(wanted[0], int):
         raise DataError(
-            f"The loss {targets.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
+            f"The loss {head.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
             f"examples; give a multiple of {fixed.size} or export the loss with a dynamic batch axis."
         )
     real = ir.Value(name=value.name, type=value.type, shape=ir.Shape((REAL_ROWS, *found[1:])))
-    return replace(targets, loss=_LossOnRealRows(targets.loss), value=real)
+    return replace(head, loss=_LossOnRealRows(head.loss), target=real)
 
 
 @dataclass(frozen=True)

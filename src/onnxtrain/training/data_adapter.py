@@ -7,17 +7,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data import Dataset, TargetCheck, TensorSpec
+from onnxtrain.data import Dataset, TensorSpec
 from onnxtrain.data.conversion import (
     all_finite,
-    check_finite,
-    check_indices,
-    check_right_padded,
-    check_symbols,
     is_array_like,
     kind_of,
     symbol_sizes,
@@ -25,34 +21,33 @@ from onnxtrain.data.conversion import (
 )
 from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.image_form import Pixels
+from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.map_dataset import ExampleSource, is_stream
 from onnxtrain.data.naming import (
     NamedColumns,
     NoSuchArrayError,
-    check_caches,
     column_of,
     columns_of_table,
     is_batch_list,
     is_frame,
     match_batch,
-    named_array,
 )
+from onnxtrain.data.opening import open_dataset
 from onnxtrain.data.packing import PackedSequences
-from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.groups import GroupLoss
-from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
+from onnxtrain.losses.heads import LossHead, tensor_spec
 from onnxtrain.losses.partial_batches import batch_axes
 from onnxtrain.training.objective import Objective
 
 if TYPE_CHECKING:
     from onnxtrain.plugins.text.comparison_data import Comparisons
 
-Adapting = Callable[[Dataset, Targets, str | None], Dataset]
+Adapting = Callable[[Dataset, LossHead, str | None], Dataset]
 """Converts the targets of a dataset, or its named targets, to the form of a loss."""
 
 
@@ -84,8 +79,7 @@ class DataAdapter:
         self.paired = 0
         self._labels_are_new = self.labels_are_assumed = False
         self._learning = threading.RLock()
-        self._last_inputs: list[tuple[int, ...]] = []  # shapes of the inputs of the last step, which fit each other
-        self._last_shapes: tuple[Any, ...] = ()  # of the last step_feeds: equal shapes imply the same target form
+        self._plan: _Plan | None = None
 
     def copy(self) -> DataAdapter:
         """Return an adapter with the same names."""
@@ -124,87 +118,59 @@ class DataAdapter:
             DataError: Arrays do not fit the model, or hold NaN or infinity.
             OptionError: Sample weights are given, but the loss accepts none.
         """
-        if objective.targets is not None and targets is None:
+        if objective.heads and targets is None:
             inputs, targets, sample_weight = _parts_of_batch(objective, inputs, sample_weight)
         objective = objective.weighting(sample_weight is not None)
-        feeds = self._input_feeds(objective, inputs)
-        if objective.targets is not None:
-            if objective.others:
-                objective, found = self._targets_of_several(objective, targets, feeds)
-                feeds |= found
-            else:
-                objective = self._add_target(objective, targets, feeds)
-        if sample_weight is not None:
-            assert objective.weights is not None
-            spec = dataclasses.replace(tensor_spec(objective.weights), shape=(None,))
-            feeds[spec.name] = weights = check_weights(fit_to_spec(sample_weight, spec))
-            first = next(iter(targets.values())) if isinstance(targets, Mapping) else targets
-            if first is not None and len(weights) != len(first):
-                raise DataError(f"sample_weight has {len(weights)} values, but there are {len(first)} targets.")
-        return objective, feeds
+        arrays = _inputs_by_name(objective.inputs, inputs)
+        heads, found = objective.targets, {}
+        if heads:
+            given = targets_by_output(objective.heads, targets)
+            for name, head in heads:
+                array = given[head.name]
+                if not isinstance(array, np.ndarray):
+                    array = to_numpy(array, name or "the target array", head.spec.hint)
+                found[name] = head.adapt(array, self.labels if name is None else None)
+        plan = self._plan
+        forms = [
+            (array.dtype, array.shape) if isinstance(array, np.ndarray) else None
+            for array in (*arrays.values(), *found.values(), *(() if sample_weight is None else (sample_weight,)))
+        ]
+        unsure = [(name, head) for name, head in heads if not head.are_classes(found[name])]
+        known = (
+            plan is not None
+            and plan.forms == forms
+            and plan.objective is objective
+            and plan.names is self.names
+            and None not in forms
+        )
+        if plan is None or not known or any(head.hold_ignored(found[name]) for name, head in unsure):
+            plan, known = self._planned(objective, arrays, found), False
+            objective = plan.objective
+            unsure = [(name, head) for name, head in objective.targets if not head.are_classes(found[name])]
+        beside: dict[str, Any] = {name: array for name, array in found.items() if name is not None}
+        if objective.weights is not None:
+            beside[str(objective.weights.name)] = sample_weight
+        batch = plan.reader.convert(arrays | beside if beside else arrays, found.get(None), "the batch", known=known)
+        for name, head in unsure:
+            array = batch.target(name)
+            if head.check is not None and array is not None:
+                head.check(array, name or "the target array", range(len(array)) if array.ndim else [0])
+        if not known:
+            self._plan = plan._replace(forms=forms)
+            self.learn(plan.reader.columns)
+        return objective, objective.feeds(batch)
 
-    def _input_feeds(self, objective: Objective, inputs: Any) -> dict[str, np.ndarray]:
-        arrays = by_input_name(objective.inputs, inputs)
-        feeds = {}
-        for spec in objective.inputs:
-            given = arrays[spec.name]
-            if is_frame(given):
-                (own,) = self.names.specs([spec])
-                given, columns = named_array(given, own, repr(spec.name))
-                self.learn({} if columns is None else {spec.name: columns})
-            feeds[spec.name] = fit_to_spec(given, objective.for_any_rows(spec))
-        if [array.shape for array in feeds.values()] != self._last_inputs:
-            check_not_empty(feeds, objective)
-            _check_sizes(objective.inputs, feeds)
-            self._last_inputs = [array.shape for array in feeds.values()]
-        check_inputs(feeds)
-        return feeds
-
-    def _add_target(self, objective: Objective, targets: Any, feeds: dict[str, np.ndarray]) -> Objective:
-        """Add the target of a single loss to the feeds; return the objective for its form."""
-        wanted = objective.targets
-        assert wanted is not None
-        if isinstance(targets, Mapping):
-            (targets,) = targets_by_output(objective.heads, targets).values()
-        targets = wanted.adapt(_as_array(targets, wanted.spec), self.labels)
-        shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in objective.inputs))
-        classes = wanted.are_classes(targets)  # valid class indices need no further check
-        are_new = shapes != self._last_shapes
-        if are_new or (not classes and wanted.hold_ignored(targets)):
-            sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in objective.inputs)
-            objective = objective.with_form(wanted.form_of(targets, sizes))
-            assert objective.targets is not None
-            wanted = objective.targets
-            classes = wanted.are_classes(targets)
-        feeds[wanted.name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
-        if are_new:
-            _check_rows(targets, wanted.spec, objective.inputs, feeds)
-            _check_sizes([*objective.inputs, wanted.spec], feeds)
-            self._last_shapes = shapes
-        if not classes:
-            check_targets(fitted, wanted.check)
-        return objective
-
-    def _targets_of_several(
-        self, objective: Objective, targets: Any, inputs: Mapping[str, np.ndarray]
-    ) -> tuple[Objective, dict[str, np.ndarray]]:
-        """Return the objective for the forms of several targets, and the targets by input name of the step graph."""
-        heads = objective.heads
-        given = targets_by_output(heads, targets)
-        arrays = [head.targets.adapt(_as_array(given[head.name], head.targets.spec)) for head in heads]
-        shapes = (*((array.dtype, array.shape) for array in arrays), *(array.shape for array in inputs.values()))
-        pairs = list(zip(heads, arrays, strict=True))
-        if shapes != self._last_shapes or any(head.targets.hold_ignored(array) for head, array in pairs):
-            sizes = symbol_sizes((spec, inputs[spec.name].shape) for spec in objective.inputs)
-            objective = objective.with_form(tuple(head.targets.form_of(array, sizes) for head, array in pairs))
-            self._last_shapes = shapes
-        found = {}
-        for head, array in zip(objective.heads, arrays, strict=True):
-            own = head.targets
-            _check_rows(array, own.spec, objective.inputs, inputs)
-            found[own.name] = check_targets(fit_to_spec(array, objective.for_any_rows(own.spec)), own.check)
-            _check_sizes([*objective.inputs, own.spec], {**inputs, **found})
-        return objective, found
+    def _planned(
+        self, objective: Objective, arrays: Mapping[str, Any], targets: Mapping[str | None, np.ndarray]
+    ) -> _Plan:
+        """Return how to read batches like this one, whose targets decide the form of the losses."""
+        sizes = symbol_sizes((spec, np.shape(arrays[spec.name])) for spec in objective.inputs)
+        forms = tuple(head.form_of(targets[name], sizes) for name, head in objective.targets)
+        objective = objective.with_form(forms if objective.several else next(iter(forms), None))
+        plan = self._plan
+        if plan is not None and plan.objective is objective and plan.names is self.names:
+            return plan
+        return _Plan([], objective, self.names, _reader(objective, self.names))
 
     def as_given(self, objective: Objective, source: Any, rows: int) -> dict[str, np.ndarray] | None:
         """Return arrays of at most this many rows that are valid inputs as they are; ``None`` for other data."""
@@ -236,14 +202,11 @@ class DataAdapter:
         Raises:
             DataError: The data cannot be read or does not fit the model.
         """
-        from onnxtrain.data.opening import open_dataset  # a single step does not need file readers
-
-        targets = objective.targets
         dataset = open_dataset(
             with_tokenizer(source, objective, self.folder),
             self.names.specs(objective.inputs),
             target=target,
-            target_spec=None if targets is None else targets.spec,
+            target_spec=objective.heads[0].spec if objective.heads else None,
             need_target=False,
             validate=False,
         )
@@ -259,8 +222,8 @@ class DataAdapter:
         sample_weight: Any,
         learning: bool,
         reference: Callable[[Comparisons], np.ndarray],
-    ) -> tuple[Dataset, Forms | None, Any]:
-        """Open data with targets and weights; :meth:`Objective.accept` checks their values.
+    ) -> tuple[Dataset, Objective]:
+        """Open data with targets and weights, in the types that the losses read, and check all values.
 
         Args:
             objective: The loss on its inputs and targets.
@@ -271,7 +234,7 @@ class DataAdapter:
             reference: Predicts with the model as it was before training, for losses on texts that compare with it.
 
         Returns:
-            The dataset, the forms of the targets, and the weights: an array, their name in the dataset, or ``None``.
+            The dataset, and the objective for targets of its form.
 
         Raises:
             DataError: The data cannot be read or does not fit the model.
@@ -290,29 +253,37 @@ class DataAdapter:
                 f"sample_weight is {weights!r}, but {source.name} has no column of weights; give the weights "
                 "themselves, one per row."
             )
-        if objective.targets is not None:
+        named = weights if isinstance(weights, str) else None
+        if objective.heads:
             adapt = self._adapt if learning else self._adapt_complete
-            named = weights if isinstance(weights, str) else None
             dataset, forms = open_with_targets(
                 objective, source, inputs=inputs, target=target, adapted=adapt, weights=named
             )
-            return dataset, forms, weights
-        from onnxtrain.data.opening import open_dataset  # imported late, as in open
+            weighted = weights is not None or (dataset.weighted and not learning)
+            objective = objective.with_form(forms).weighting(weighted)
+        else:
+            dataset = open_dataset(source, inputs, target=target, need_target=False, validate=False)
+            objective = objective.weighting(weights is not None)
+        dataset = objective.accept(dataset, weights)
+        if learning:
+            self.learn(dataset.columns, (target, named))
+            self.learn_pixels(dataset.pixels)
+        elif not objective.heads:
+            self.learn(dataset.columns, (target,))
+        return dataset, objective
 
-        return open_dataset(source, inputs, target=target, need_target=False, validate=False), None, weights
-
-    def _adapt(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+    def _adapt(self, dataset: Dataset, head: LossHead, name: str | None = None) -> Dataset:
         """Convert targets to the form of the loss; for a single loss, text labels become class indices."""
         if name is not None:
-            return dataset.adapting(targets.adapt, name)
+            return dataset.adapting(head.adapt, name)
         with self._learning:
-            labels = self._labels_for(dataset, targets)
-        return dataset.adapting(lambda array: targets.adapt(array, labels))
+            labels = self._labels_for(dataset, head)
+        return dataset.adapting(lambda array: head.adapt(array, labels))
 
-    def _labels_for(self, dataset: Dataset, targets: Targets) -> tuple[str, ...] | None:
+    def _labels_for(self, dataset: Dataset, head: LossHead) -> tuple[str, ...] | None:
         """Return the labels that convert the targets, which the first text labels decide."""
         found = dataset.targets
-        if found is not None and self.labels is None and targets.take_labels:
+        if found is not None and self.labels is None and head.take_labels:
             if kind_of(found.dtype) != "string":
                 self.numbered = True
             elif self.numbered:
@@ -323,18 +294,18 @@ class DataAdapter:
             elif self.expected_labels is not None:
                 self.labels = self.expected_labels
             else:
-                orders = known_orders(dataset, targets, self.recorded)
-                self.labels = learn_labels(found, targets.classes, orders)
+                orders = known_orders(dataset, head, self.recorded)
+                self.labels = learn_labels(found, head.classes, orders)
                 self._labels_are_new = True
                 self.labels_are_assumed = not is_order_known(self.labels, orders)
         return self.labels
 
-    def _adapt_complete(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+    def _adapt_complete(self, dataset: Dataset, head: LossHead, name: str | None = None) -> Dataset:
         """Convert targets like :meth:`_adapt`, but refuse to learn labels from data that lack some of the classes."""
         with self._learning:
             before = self.labels
-            result = self._adapt(dataset, targets, name)
-            learned, classes = self.labels, targets.classes
+            result = self._adapt(dataset, head, name)
+            learned, classes = self.labels, head.classes
             if before is None and learned is not None and classes is not None and len(learned) < classes:
                 self.labels = None
                 raise DataError(no_labels(learned, classes))
@@ -347,15 +318,15 @@ class DataAdapter:
         return self.labels if new else None
 
 
-def known_orders(dataset: Dataset, targets: Targets, recorded: Sequence[str]) -> list[Sequence[str]]:
+def known_orders(dataset: Dataset, head: LossHead, recorded: Sequence[str]) -> list[Sequence[str]]:
     """Return orders of labels that are known before training: of all classes of the model, and of the data's numbers.
 
     Args:
         dataset: The data.
-        targets: The targets of the loss.
+        head: The output and its loss.
         recorded: Labels that another tool recorded in the file or beside it.
     """
-    of_model = [recorded] if recorded and len(recorded) == targets.classes else []
+    of_model = [recorded] if recorded and len(recorded) == head.classes else []
     return [*of_model, *([dataset.declared_labels] if dataset.declared_labels else [])]
 
 
@@ -370,7 +341,7 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
     Raises:
         DataError: The labels of texts do not fit the loss.
     """
-    loss = None if objective.targets is None else objective.targets.loss
+    loss = objective.heads[0].loss if objective.heads else None
     if isinstance(loss, NextToken | GroupLoss):
         source = _with_listed_rows(source, loss)
     if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
@@ -398,6 +369,53 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
     )
 
 
+class _Plan(NamedTuple):
+    """How the last step read its batch, which serves those of the same form.
+
+    Attributes:
+        forms: Types and shapes of inputs and targets; ``None`` for other values than arrays.
+        objective: The loss for the form of the targets.
+        names: Names of columns and labels.
+        reader: Converts a batch.
+    """
+
+    forms: list[Any]
+    objective: Objective
+    names: DataNames
+    reader: IterableDataset
+
+
+def _reader(objective: Objective, names: DataNames) -> IterableDataset:
+    """Return the dataset that converts the batches of single steps."""
+    specs = [objective.for_any_rows(spec) for spec in names.specs(objective.inputs)]
+    weights = None if objective.weights is None else tensor_spec(objective.weights)
+    beside = [name for name, _ in objective.targets if name is not None] + ([] if weights is None else [weights.name])
+    reader = IterableDataset((), specs, others=beside, whole=True)
+    for name, head in objective.targets:
+        reader = reader.expecting(objective.for_any_rows(head.spec), name)
+    return reader if weights is None else reader.with_weights(weights.name, weights)
+
+
+def _inputs_by_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
+    """Return the inputs of one step by their names: an array, a sequence in the order of the model, or a mapping.
+
+    Raises:
+        DataError: An input is missing, or there are too many.
+    """
+    if type(inputs) is np.ndarray and len(specs) == 1:
+        return {specs[0].name: inputs}
+    if type(inputs) is dict and inputs.keys() == {spec.name for spec in specs}:
+        return inputs
+    if isinstance(inputs, list | tuple) and len(specs) > 1:
+        inputs = tuple(to_numpy(part, "an input") if isinstance(part, list) else part for part in inputs)
+    elif isinstance(inputs, list):
+        inputs = to_numpy(inputs, "the input")
+    found, targets = match_batch(inputs, specs, "the batch", need_target=False)
+    if targets is not None:
+        raise DataError(f"The batch has {len(inputs)} arrays, but the model has {len(specs)} inputs.")
+    return found
+
+
 def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """Return inputs, targets and weights of a batch that holds the targets, in the forms that ``fit`` takes.
 
@@ -413,32 +431,6 @@ def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tup
         return inputs, targets_by_output(heads, targets), sample_weight
     inputs, targets = match_batch(batch, objective.inputs, "the batch")
     return inputs, targets, sample_weight
-
-
-def _as_array(targets: Any, spec: TensorSpec) -> np.ndarray:
-    try:
-        return np.asarray(targets)
-    except ValueError as error:
-        if "inhomogeneous" not in str(error):
-            raise
-        raise DataError(f"{spec.name!r} holds rows of different lengths; pad them to one length.{spec.hint}") from None
-
-
-def _check_rows(
-    targets: np.ndarray, spec: TensorSpec, inputs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]
-) -> None:
-    """Refuse targets of another number of rows than inputs of the same dynamic batch size: they might broadcast."""
-    rows = (spec.shape or (None,))[0]
-    for each in inputs:
-        if targets.ndim and not each.common and isinstance(rows, str) and (each.shape or (None,))[0] == rows:
-            given = len(arrays[each.name])
-            if given != len(targets):
-                raise DataError(f"{spec.name!r} has {len(targets)} rows, but the input {each.name!r} has {given}.")
-
-
-def _check_sizes(specs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse arrays whose sizes differ along axes of the same symbol: they might broadcast."""
-    check_symbols((spec, arrays[spec.name].shape, repr(spec.name)) for spec in specs)
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
@@ -507,22 +499,20 @@ def open_with_targets(
     Raises:
         DataError: The data cannot be read, or an array is missing.
     """
-    from onnxtrain.data.opening import open_dataset  # a single step does not need file readers
-
     beside = [] if weights is None else [weights]
     if weights is not None:
         source = with_named(source, weights, inputs)
     heads = objective.heads
-    axes = batch_axes(objective.model, [head.targets.prediction for head in heads])
+    axes = batch_axes(objective.model, [head.prediction for head in heads])
     for head in heads:
-        head.targets.check_batch_axis(axes.get(str(head.targets.prediction.name)))
+        head.check_batch_axis(axes.get(str(head.prediction.name)))
     if len(heads) == 1:
         (head,) = heads
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
             source = (source[0], targets_by_output(heads, source[1])[head.name])
         dataset = open_dataset(source, inputs, target=target, validate=False, others=beside)
-        dataset = adapted(dataset, head.targets, None)
-        return dataset, head.targets.form_of_dataset(dataset)
+        dataset = adapted(dataset, head, None)
+        return dataset, head.form_of_dataset(dataset)
     if target is not None:
         raise DataError(
             f"target={target!r} names one target, but {len(heads)} outputs have losses; name the arrays of targets "
@@ -534,8 +524,8 @@ def open_with_targets(
     dataset = open_dataset(source, inputs, need_target=False, validate=False, others=[*names, *beside])
     forms = []
     for head in heads:
-        dataset = adapted(dataset, head.targets, head.name)
-        forms.append(head.targets.form_of_dataset(dataset, head.name))
+        dataset = adapted(dataset, head, head.name)
+        forms.append(head.form_of_dataset(dataset, head.name))
     return dataset, tuple(forms)
 
 
@@ -575,16 +565,16 @@ def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tup
     return source[:2], source[2]
 
 
-def targets_by_output(heads: list[LossHead], targets: Any) -> dict[str, Any]:
+def targets_by_output(heads: Sequence[LossHead], targets: Any) -> dict[str, Any]:
     """Return the targets of one step by output name.
 
     Raises:
         DataError: A target is missing, or several outputs have losses and the targets have no names.
     """
+    if len(heads) == 1 and (isinstance(targets, np.ndarray) or not isinstance(targets, Mapping)):
+        return {heads[0].name: targets}
     names = [head.name for head in heads]
     if not isinstance(targets, Mapping):
-        if len(heads) == 1:
-            return {names[0]: targets}
         raise DataError(
             f"{len(heads)} outputs have losses, but the targets are a {type(targets).__name__}; give a mapping with "
             f"{', '.join(names)}."
@@ -593,85 +583,3 @@ def targets_by_output(heads: list[LossHead], targets: Any) -> dict[str, Any]:
         if name not in targets:
             raise DataError(f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}.")
     return {name: targets[name] for name in names}
-
-
-def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
-    """Return inputs, given as one array, a sequence or a mapping, by input name of the model.
-
-    Raises:
-        DataError: An input is missing, or there are too many.
-    """
-    if isinstance(inputs, Mapping):
-        check_caches(inputs, specs, "The batch")
-        missing = [spec.name for spec in specs if spec.name not in inputs]
-        if missing:
-            raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")
-        return dict(inputs)
-    positional = isinstance(inputs, tuple) or (isinstance(inputs, list) and len(specs) > 1)
-    arrays = list(inputs) if positional else [inputs]
-    if len(arrays) != len(specs):
-        names = ", ".join(spec.name for spec in specs)
-        raise DataError(f"The model has {len(specs)} inputs ({names}), but {len(arrays)} arrays were given.")
-    return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
-
-
-def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
-    """Convert an array to the type of an input, after a check of rank and fixed sizes."""
-    array = to_numpy(value, repr(spec.name))
-    if array.dtype != spec.dtype:
-        found, needed = kind_of(array.dtype), kind_of(spec.dtype)
-        if (found == "float" and needed in ("integer", "boolean")) or found in ("string", "other"):
-            raise DataError(f"{spec.name!r} needs {spec.dtype}, but got {array.dtype}.")
-        array = array.astype(spec.dtype)
-    shape = spec.shape
-    if shape is not None and (
-        array.ndim != len(shape)
-        or any(isinstance(size, int) and size != got for size, got in zip(shape, array.shape, strict=True))
-    ):
-        hint = spec.size_hint if array.ndim == len(shape) else spec.hint
-        raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.{hint}")
-    if spec.right_padded or spec.documents:
-        check_right_padded(np.minimum(array, 1) if spec.documents else array, repr(spec.name), range(len(array)))
-    if spec.table_rows is not None:
-        check_indices(array, spec.table_rows, repr(spec.name), range(len(array)))
-    return array
-
-
-def check_not_empty(feeds: Mapping[str, np.ndarray], objective: Objective) -> None:
-    """Check that a step has an example, and that examples of token ids have a token.
-
-    Raises:
-        DataError: There is none.
-    """
-    for spec in objective.inputs:
-        shape = feeds[spec.name].shape
-        if shape and not shape[0]:
-            raise DataError(f"The batch is empty: {spec.name!r} has shape {shape}; a step needs at least one example.")
-        if spec.table_rows is not None and 0 in shape:
-            raise DataError(f"The batch has no tokens: {spec.name!r} has shape {shape}; a row needs at least one.")
-
-
-def check_inputs(inputs: Mapping[str, np.ndarray]) -> None:
-    """Check that the inputs of one step are finite, as ``fit`` does.
-
-    Raises:
-        DataError: An input holds NaN or infinity.
-    """
-    for name, array in inputs.items():
-        if array.dtype.kind not in "iub":
-            rows = np.atleast_1d(array)
-            check_finite(rows, f"the input {name!r}", range(len(rows)))
-
-
-def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:
-    """Check the targets of one step and return them.
-
-    Raises:
-        DataError: Targets hold NaN or infinity, or fail the loss's check.
-    """
-    examples = range(len(targets)) if targets.ndim else [0]
-    if targets.dtype.kind not in "iu":
-        check_finite(np.atleast_1d(targets), "the target array", examples)
-    if check is not None:
-        check(targets, "the target array", examples)
-    return targets

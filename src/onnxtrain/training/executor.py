@@ -178,7 +178,7 @@ class Executor:
     def step_batch(self, batch: Batch, learning_rate: float) -> float:
         """Train one step on this process's share of a batch of a dataset; return the loss before the update."""
         objective = self.objective
-        return self.step_share(objective.inputs_of(batch) | objective.targets_of(batch), learning_rate)
+        return self.step_share(objective.feeds(batch), learning_rate)
 
     def check_loss(self, loss: float, step: int, learning_rate: float, hint: str = "") -> None:
         """Check that the loss of a step is finite.
@@ -260,7 +260,7 @@ class Executor:
             results = self._run(feeds, rate)
             return {name: float(results[name]) for name in self._part_names}
         heads = self.objective.heads
-        sums = bool(heads) and all(head.targets.loss.reduction == "sum" for head in heads)
+        sums = bool(heads) and all(head.loss.reduction == "sum" for head in heads)
         totals: dict[str, float] = {}
         for start in range(0, size, micro):
             part = self._stepped.some_rows(feeds, slice(start, start + micro))
@@ -277,7 +277,7 @@ class Executor:
             return totals
         rows = self._rows(feeds)
         micro = self._micro_rows(rows)
-        targets = [head.targets.name for head in self._scaled.heads]
+        targets = [head.target_name for head in self._scaled.heads]
         for start in range(0, rows, micro or 1):
             part = self._scaled.label_weights({name: feeds[name][start : start + micro] for name in targets})
             totals = [total + own for total, own in zip(totals, part, strict=True)]
@@ -301,7 +301,7 @@ class Executor:
             return self.session.step(feeds | rate, entry=0)
         rows = fixed.rows(feeds)
         session = self.padded_session(rows)
-        unpadded = {self.objective.names.weights, *(head.targets.name for head in self.objective.heads)}
+        unpadded = {self.objective.names.weights, *(head.target_name for head in self.objective.heads)}
         real = {name: array for name, array in feeds.items() if name in unpadded}
         for name, array in real.items():
             if len(array) != rows:

@@ -158,12 +158,11 @@ def _cut(own: Objective, features: list[ir.Value], ends: list[ir.Value]) -> Divi
     graph.sort()
 
     def head_of(head: LossHead) -> LossHead:
-        targets = head.targets
-        prediction = instead.get(targets.prediction, targets.prediction)
-        return LossHead(
-            instead.get(head.output, head.output),
-            instead.get(head.prediction, head.prediction),
-            replace(targets, prediction=prediction, inputs=tuple(inputs.values())),
+        return replace(
+            head,
+            output=instead.get(head.output, head.output),
+            prediction=instead.get(head.prediction, head.prediction),
+            inputs=tuple(inputs.values()),
         )
 
     return Divided(sources, own.with_heads([head_of(head) for head in own.heads]) if own.heads else own)

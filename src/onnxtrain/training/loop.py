@@ -317,8 +317,8 @@ class Loop:
                 raise self._interrupted()
             if progress.stop:
                 return False
-        if not learned and (targets := executor.objective.targets) is not None:
-            raise DataError(no_labels_left(options.dataset.name, targets.loss))
+        if not learned and (heads := executor.objective.heads):
+            raise DataError(no_labels_left(options.dataset.name, heads[0].loss))
         return True
 
     def _batches(self) -> Generator[Batch]:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.target_checks import check_weights
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import DOCUMENTS, dimensions
 from onnxtrain.losses.base import ClassLoss, Forms, JointLoss, Loss, LossByExample, examples, reduced
@@ -21,7 +21,6 @@ from onnxtrain.losses.heads import (
     HeadMetric,
     LossHead,
     Metrics,
-    Targets,
     are_none,
     is_float_tensor,
     metrics_of_heads,
@@ -50,10 +49,8 @@ class Objective:
 
     Attributes:
         model: Working copy of the main graph in the modes of the training, with shapes.
-        prediction: The value that the loss reads, or the output that is the loss.
-        output: The model's output with the loss: the prediction, or the result of a final activation on it.
-        targets: The loss and its targets; ``None`` where an output of the model is the loss.
-        others: The other outputs with losses, where there are several, and their targets.
+        output: The model's output with the first loss, or the output that is the loss.
+        heads: The outputs with losses on targets; none where an output of the model is the loss.
         names: Names of the step graph's own inputs and results.
         statistics: Initializers of running statistics, to their new values.
         layers: Batch normalization and dropout layers of the file.
@@ -70,9 +67,8 @@ class Objective:
     """
 
     model: ir.Model
-    prediction: ir.Value
     output: ir.Value
-    targets: Targets | None = None
+    heads: Sequence[LossHead] = ()
     names: Names = field(default_factory=Names)
     statistics: dict[str, str] = field(default_factory=dict)
     layers: LayerCounts = field(default_factory=LayerCounts)
@@ -84,39 +80,46 @@ class Objective:
     adapted: Adapted | None = None
     weights: ir.Value | None = None
     scales: Mapping[str, ir.Value] = field(default_factory=dict)
-    others: Sequence[LossHead] = ()
     stored: Sequence[Stored] = ()
     wide: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def heads(self) -> list[LossHead]:
-        """All outputs with losses on targets."""
-        return [] if self.targets is None else [LossHead(self.output, self.prediction, self.targets), *self.others]
+    def prediction(self) -> ir.Value:
+        """What the first loss reads, or the output that is the loss."""
+        return self.heads[0].prediction if self.heads else self.output
+
+    @property
+    def several(self) -> bool:
+        """True where several outputs have losses."""
+        return len(self.heads) > 1
 
     @property
     def part_names(self) -> list[str]:
         """Names of the losses of several outputs in the results of a step; empty for one loss."""
-        names = [f"{head.name}_loss" for head in self.heads] if self.others else []
-        return free_names(self.model.graph, names)
+        return free_names(self.model.graph, [f"{head.name}_loss" for head in self.heads] if self.several else [])
 
     def with_heads(self, heads: Sequence[LossHead]) -> Objective:
         """Return the same objective with other losses."""
-        first, *others = heads
-        return replace(self, output=first.output, prediction=first.prediction, targets=first.targets, others=others)
+        return replace(self, output=heads[0].output, heads=heads)
 
     @property
     def loss(self) -> Loss | JointLoss | None:
         """The loss for targets of the form; ``None`` where an output of the model is the loss."""
-        if self.others:
-            return JointLoss(tuple((head.name, head.targets.loss) for head in self.heads))
-        return None if self.targets is None else self.targets.loss
+        if self.several:
+            return JointLoss(tuple((head.name, head.loss) for head in self.heads))
+        return self.heads[0].loss if self.heads else None
 
     @property
     def form(self) -> Forms | None:
         """The form of the targets of each loss; ``None`` where there are none."""
-        if self.others:
-            return tuple(head.targets.form for head in self.heads)
-        return None if self.targets is None else self.targets.form
+        if self.several:
+            return tuple(head.form for head in self.heads)
+        return self.heads[0].form if self.heads else None
+
+    @cached_property
+    def targets(self) -> list[tuple[str | None, LossHead]]:
+        """The heads with the names of their targets in data: ``None`` for the only target, else that of the output."""
+        return [(head.name if self.several else None, head) for head in self.heads]
 
     @cached_property
     def inputs(self) -> list[TensorSpec]:
@@ -136,7 +139,7 @@ class Objective:
     def batched(self) -> frozenset[str]:
         """Names of the inputs and targets with one row per example, in a model of a fixed batch size."""
         fixed = self.fixed_batch
-        specs = [*self.inputs, *(head.targets.spec for head in self.heads)]
+        specs = [*self.inputs, *(head.spec for head in self.heads)]
         return frozenset(
             spec.name for spec in specs if fixed is not None and spec.shape and spec.shape[0] == fixed.size
         )
@@ -154,23 +157,20 @@ class Objective:
         Raises:
             DataError: They do not fit, or hold values that a loss cannot take.
         """
-        if self.targets is not None:
-            dataset = self.expected(dataset)
+        dataset = self.expected(dataset)
         if weights is not None:
             dataset = self.weighted(dataset, weights)
-        self.validate(dataset, labels=self.targets is not None)
-        if self.targets is not None and not self.others and dataset.size is not None:
+        self.validate(dataset, labels=True)
+        if len(self.heads) == 1 and dataset.size is not None:
             labels = dataset.targets
             if labels is not None and labels.ndim and len(labels) == dataset.size:  # else they are the first examples'
-                self.targets.check_some_counted(labels, dataset.name)
+                self.heads[0].check_some_counted(labels, dataset.name)
         return dataset
 
     def expected(self, dataset: Dataset) -> Dataset:
         """Return a dataset with targets in the type and shape that the losses need."""
-        if not self.others:
-            return dataset.expecting(None if self.targets is None else self.targets.spec)
-        for head in self.heads:
-            dataset = dataset.expecting(head.targets.spec, head.name)
+        for name, head in self.targets:
+            dataset = dataset.expecting(head.spec, name)
         return dataset
 
     def weighted(self, dataset: Dataset, weights: Any) -> Dataset:
@@ -179,22 +179,25 @@ class Objective:
         given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
         return dataset.with_weights(given, tensor_spec(self.weights))
 
-    def targets_of(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Return the targets of a batch by their names in the step graph."""
-        if self.others:
-            return {head.targets.name: batch.inputs[head.name] for head in self.heads if head.name in batch.inputs}
-        return {} if batch.targets is None or self.targets is None else {self.targets.name: batch.targets}
+    def feeds(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Return the arrays of a batch by their names in the step graph."""
+        found = dict(batch.inputs)
+        for name, head in self.targets:
+            array = batch.targets if name is None else found.pop(name, None)
+            if array is not None:
+                found[head.target_name] = array
+        return found
 
     def ignores_all(self, batch: Batch) -> bool:
         """Return whether the only loss ignores all labels of a batch."""
-        targets = None if self.others else self.targets
-        if targets is None or batch.targets is None or targets.form.kind != "indices":
+        if len(self.heads) != 1 or batch.targets is None or self.heads[0].form.kind != "indices":
             return False
-        return isinstance(targets.loss, ClassLoss) and targets.loss.ignores_all(batch.targets)
+        loss = self.heads[0].loss
+        return isinstance(loss, ClassLoss) and loss.ignores_all(batch.targets)
 
     def inputs_of(self, batch: Batch) -> dict[str, np.ndarray]:
         """Return the arrays of a batch without its targets."""
-        names = {head.name for head in self.heads} if self.others else set()
+        names = {name for name, _ in self.targets}
         return {name: array for name, array in batch.inputs.items() if name not in names}
 
     @property
@@ -247,21 +250,24 @@ class Objective:
         Raises:
             DataError: Padding cannot be left out of this loss.
         """
-        assert self.fixed_batch is not None
-        found = on_real_rows(self.model, self.prediction, self.targets, self.fixed_batch, rows)
-        others = [
-            head._replace(targets=on_real_rows(self.model, head.prediction, head.targets, self.fixed_batch, rows))
-            for head in self.others
-        ]
+        fixed = self.fixed_batch
+        assert fixed is not None
+        if not self.heads:
+            raise DataError(
+                f"The model takes batches of {fixed.size} examples and computes its loss itself "
+                f"(output:{self.output.name}), so that padding would be part of it; {rows} examples are left for the "
+                f"last batch: give a multiple of {fixed.size} or export the model with a dynamic batch axis."
+            )
+        heads = [on_real_rows(self.model, head, fixed, rows) for head in self.heads]
         weights = self.weights
         if weights is not None:
-            count = ir.Shape((dimensions(found.value) or ())[:1])
+            count = ir.Shape((dimensions(heads[0].target) or ())[:1])
             weights = ir.Value(name=weights.name, type=weights.type, shape=count)
-        return replace(self, targets=found, others=others, weights=weights)
+        return replace(self, heads=heads, weights=weights)
 
     def with_form(self, form: Forms | None) -> Objective:
         """Return the objective for targets of another form."""
-        if form is None or form == self.form or self.targets is None:
+        if form is None or form == self.form or not self.heads:
             return self
         forms = form if isinstance(form, tuple) else (form,)
         return self.with_heads([head.with_form(self.model, own) for head, own in zip(self.heads, forms, strict=True)])
@@ -293,7 +299,7 @@ class Objective:
             return self
         if not weighted:
             return replace(self, weights=None)
-        losses: list[Loss | None] = [head.targets.loss for head in self.heads] or [None]
+        losses: list[Loss | None] = [head.loss for head in self.heads] or [None]
         for loss in losses:
             if isinstance(loss, LossByExample):
                 continue
@@ -312,7 +318,7 @@ class Objective:
         Micro-batches of several losses are weighted by their examples. A mean over labels that count, or a sum beside
         means, adds up to that of the whole batch where it is scaled by (examples / weight) of the whole batch.
         """
-        if not self.others or all(head.targets.loss.reduction == "sum" for head in self.heads):
+        if not self.several or all(head.loss.reduction == "sum" for head in self.heads):
             return self
         scaled = [head.name for head in self.heads if head.scaled]
         names = free_names(self.model.graph, [f"{name}_scale" for name in scaled])
@@ -322,16 +328,16 @@ class Objective:
 
     def label_weights(self, feeds: Mapping[str, np.ndarray]) -> list[float]:
         """Return the number of examples of a micro-batch, and the weight of each scaled loss (0 for sums)."""
-        scaled = [head.targets for head in self.heads if head.name in self.scales]
+        scaled = [head for head in self.heads if head.name in self.scales]
         return [
-            float(len(feeds[self.heads[0].targets.name])),
-            *(0.0 if own.loss.reduction == "sum" else own.loss.label_weight(feeds[own.name]) for own in scaled),
+            float(len(feeds[self.heads[0].target_name])),
+            *(0.0 if own.loss.reduction == "sum" else own.loss.label_weight(feeds[own.target_name]) for own in scaled),
         ]
 
     def scale_feeds(self, totals: Sequence[float]) -> dict[str, np.ndarray]:
         """Return the scale inputs for the totals of :meth:`label_weights` over the whole batch."""
         rows, *weights = totals
-        sums = {head.name: head.targets.loss.reduction == "sum" for head in self.heads}
+        sums = {head.name: head.loss.reduction == "sum" for head in self.heads}
         return {
             str(value.name): np.asarray(rows if sums[name] else rows / weight if weight else 0.0, np.float32)
             for (name, value), weight in zip(self.scales.items(), weights, strict=True)
@@ -370,7 +376,7 @@ class Objective:
             )
             raise OptionError(f"The model has no trainable parameter: {reasons}.")
         micro_batches = config.accumulate > 1 or config.divided
-        reductions = {head.targets.loss.reduction for head in self.heads}
+        reductions = {head.loss.reduction for head in self.heads}
         if micro_batches and len(reductions) > 1 and not self.scales:
             raise OptionError(
                 "A training model adds up micro-batches of losses that are all means or all sums, but one loss is a "
@@ -380,7 +386,7 @@ class Objective:
         return StepSpec(
             model=own.model,
             build_loss=own.build_loss,
-            targets=[*(head.targets.value for head in own.heads), *own.scales.values()],
+            targets=[*(head.target for head in own.heads), *own.scales.values()],
             parameters=self.parameters,
             optimizer=config.optimizer,
             clipping=config.clipping,
@@ -422,10 +428,10 @@ class Objective:
             OptionError: There is no such metric, it is for other predictions, or there are no targets to compare with.
         """
         if are_none(metrics):
-            metrics = () if self.targets is None or self.others else self.targets.loss.own_metrics
+            metrics = self.heads[0].loss.own_metrics if len(self.heads) == 1 else ()
         if are_none(metrics):
             return []
-        if self.targets is None:
+        if not self.heads:
             raise OptionError(
                 "metrics compare predictions with targets, which this loss does not take; leave them out."
             )
@@ -437,11 +443,10 @@ class Objective:
         Raises:
             DataError: The data holds such a value.
         """
-        if self.others:
-            checks = {head.name: check for head in self.heads if (check := head.targets.check) is not None}
-            dataset.validate(checks=checks if labels else {})
-            return
-        dataset.validate(check=self.targets.check if labels and self.targets is not None else None)
+        checks = {name: check for name, head in self.targets if labels and (check := head.check) is not None}
+        dataset.validate(
+            check=checks.get(None), checks={name: check for name, check in checks.items() if name is not None}
+        )
 
     def copy(self) -> Objective:
         """Return the objective on a clone of its graph."""
@@ -451,40 +456,44 @@ class Objective:
         def own(value: ir.Value) -> ir.Value:
             return values[str(value.name)]
 
-        def own_targets(targets: Targets) -> Targets:
-            old = targets.value
-            fresh = ir.Value(name=old.name, type=old.type, shape=old.shape)
-            inputs = tuple(model.graph.inputs)
-            scores = targets.scores.with_values(own)
-            return replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs, scores=scores)
+        def input_like(value: ir.Value) -> ir.Value:
+            return ir.Value(name=value.name, type=value.type, shape=value.shape)
 
-        targets = None if self.targets is None else own_targets(self.targets)
-        others = [LossHead(own(head.output), own(head.prediction), own_targets(head.targets)) for head in self.others]
-        weights = self.weights
-        if weights is not None:
-            weights = ir.Value(name=weights.name, type=weights.type, shape=weights.shape)
-        prediction, output = own(self.prediction), own(self.output)
-        found = replace(self, model=model, prediction=prediction, output=output, targets=targets, weights=weights)
-        scales = {
-            name: ir.Value(name=value.name, type=value.type, shape=value.shape) for name, value in self.scales.items()
-        }
-        return replace(found, others=others, scales=scales)
+        heads = [
+            replace(
+                head,
+                output=own(head.output),
+                prediction=own(head.prediction),
+                target=input_like(head.target),
+                inputs=tuple(model.graph.inputs),
+                scores=head.scores.with_values(own),
+            )
+            for head in self.heads
+        ]
+        return replace(
+            self,
+            model=model,
+            output=own(self.output),
+            heads=heads,
+            weights=None if self.weights is None else input_like(self.weights),
+            scales={name: input_like(value) for name, value in self.scales.items()},
+        )
 
     def build_loss(self, op: Builder) -> LossTerms:
         """Emit the loss into the graph of this objective, which is a copy."""
         names = self.part_names
         terms = self.build_losses(op)
-        if not self.others:
+        if not self.several:
             return terms[0]
         like = op.wrap(self.prediction)
-        count = op.dimension(op.wrap(self.heads[0].targets.value), 0)
+        count = op.dimension(op.wrap(self.heads[0].target), 0)
         rows = op.cast(op.reshape(count, []), like.dtype).with_shape(())
         for index, head in enumerate(self.heads):
             if head.name in self.scales:
                 own, scale = terms[index], op.cast(op.wrap(self.scales[head.name]), like.dtype)
                 whole = own.loss if own.sums else own.loss * own.weight
                 terms[index] = own._replace(loss=(op.cast(whole, like.dtype) * scale / rows).with_shape(()), sums=False)
-        factors = [head.targets.loss.weight for head in self.heads]
+        factors = [head.loss.weight for head in self.heads]
         factored = [
             own.loss if factor == 1.0 else own.loss * factor for own, factor in zip(terms, factors, strict=True)
         ]
@@ -495,13 +504,13 @@ class Objective:
     def build_losses(self, op: Builder) -> list[LossTerms]:
         """Emit the losses: a single one with its factor, or several without."""
         prediction = op.wrap(self.prediction)
-        if self.targets is None:
+        if not self.heads:
             scalar = prediction if prediction.rank == 0 else op.reshape(prediction, op.ints()).with_shape(())
             return [LossTerms(scalar, _batch_size(op, self.model.graph, prediction))]
         weights = None if self.weights is None else op.wrap(self.weights)
-        terms = [reduced(op, head.targets.loss, head.build(op, weights)) for head in self.heads]
-        factor = self.targets.loss.weight
-        if self.others or factor == 1.0:
+        terms = [reduced(op, head.loss, head.build(op, weights)) for head in self.heads]
+        factor = self.heads[0].loss.weight
+        if self.several or factor == 1.0:
             return terms
         return [terms[0]._replace(loss=(terms[0].loss * factor).with_shape(()))]
 
@@ -509,7 +518,7 @@ class Objective:
 def of_model(model: ir.Model) -> Objective:
     """Return the objective of a model without a loss, for predictions."""
     output = model.graph.outputs[0]
-    return Objective(model, output, output, names=Names.beside(model.graph))
+    return Objective(model, output, names=Names.beside(model.graph))
 
 
 def graph_values(graph: ir.Graph) -> dict[str, ir.Value]:

@@ -139,7 +139,6 @@ def prepare(
         output = _with_groups(model, output, loss)
     objective = Objective(
         model=model,
-        prediction=output,
         output=output,
         names=Names.beside(model.graph),
         statistics=statistics,
@@ -157,7 +156,7 @@ def prepare(
         learned = [*([] if quantized is None else quantized.learned), *declared_learned(model, repeated)]
         table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
-        relied = {name for head in objective.heads for name in head.targets.scores.relied}
+        relied = {name for head in objective.heads for name in head.scores.relied}
         if not isinstance(loss, str) and relied.intersection(objective.parameters):
             objective = objective.with_heads(_heads(objective, config, loss, objective.parameters, ignoring=ignoring))
         tied = {copy.original for copy in copies}

@@ -153,13 +153,13 @@ def _batch(
     """Yield inputs and targets of one batch by name."""
     if data is None:
         generator = np.random.default_rng(0)
-        specs = [*trainer._objective.inputs, *(head.targets.spec for head in trainer._objective.heads)]
+        specs = [*trainer._objective.inputs, *(head.spec for head in trainer._objective.heads)]
         symbols: dict[str, int] = {}
         yield from ((spec.name, _random(spec, generator, batch_size, sizes, symbols)) for spec in specs)
         return
     fixed = trainer._objective.fixed_batch
     batch = next(iter(trainer._open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
-    yield from (trainer._objective.inputs_of(batch) | trainer._objective.targets_of(batch)).items()
+    yield from trainer._objective.feeds(batch).items()
 
 
 def _random(

@@ -209,12 +209,12 @@ class RunFolder(Callback):
 
     def _outcome(self, trainer: Any, ema: bool) -> tuple[Outcome | None, str]:
         """Compare predictions with targets; return the outcome and a sentence for the report."""
-        targets = trainer._objective.targets
-        if self._compared is None or targets is None or targets.metric_input.predicts is None:
+        heads = trainer._objective.heads
+        if self._compared is None or not heads or heads[0].metric_input.predicts is None:
             return None, "Nothing is compared: the loss has no comparable targets, or the data cannot be read twice."
         data, name = self._compared
         size = max(self._batch_size, 64)
-        found = trainer.evaluate(data, batch_size=size, metrics=[outcome(targets.metric_input)], ema=ema)["outcome"]
+        found = trainer.evaluate(data, batch_size=size, metrics=[outcome(heads[0].metric_input)], ema=ema)["outcome"]
         if not isinstance(found, Outcome):
             return None, "Nothing is compared: predictions are NaN, or there are none."
         measured = "the moving averages of the weights" if ema else "the weights"

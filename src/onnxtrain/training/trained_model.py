@@ -275,7 +275,7 @@ class TrainedModel:
             DataError: It cannot be read or does not fit.
         """
         objective = self._objective.packing(is_packed(source))
-        dataset, form, weights = self._data.open_with_targets(
+        dataset, objective = self._data.open_with_targets(
             objective,
             source,
             target=target,
@@ -286,12 +286,8 @@ class TrainedModel:
         self._warn_of_rows(dataset)
         if (labels := self._data.take_new_labels()) is not None and self._data.labels_are_assumed:
             self._warn_once(assumed_order(labels))
-        weighted = weights is not None or (objective.targets is not None and dataset.weighted)
-        evaluator = self._evaluator(form, ema, weighted=weighted, packed=objective.packed)
-        dataset = evaluator.objective.accept(dataset, weights)
-        if objective.targets is None:
-            self._data.learn(dataset.columns, (target,))
-        return evaluator, dataset
+        weighted = objective.weights is not None
+        return self._evaluator(objective.form, ema, weighted=weighted, packed=objective.packed), dataset
 
     def _reference(self, source: Comparisons) -> np.ndarray:
         """Predict with the model before training (:func:`predict_reference`)."""
@@ -421,14 +417,12 @@ class TrainedModel:
             raise OptionError(
                 f"{caller} needs a loss on targets, which says what predictions are, but the loss is an output."
             )
-        check_answers([head.targets.metric_input for head in heads], caller)
+        check_answers([head.metric_input for head in heads], caller)
         objective = self._objective
         given = self._data.as_given(objective, data, batch_size) or self._data.open(objective, data, target=target)
         arrays = evaluator.predict(given, batch_size, [head.prediction for head in heads])
         labels = self.labels if len(heads) == 1 else None
-        results = {
-            head.name: found(head.targets.metric_input, arrays[str(head.prediction.name)], labels) for head in heads
-        }
+        results = {head.name: found(head.metric_input, arrays[str(head.prediction.name)], labels) for head in heads}
         by_head = {name: result for name, result in results.items() if result is not None}
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 

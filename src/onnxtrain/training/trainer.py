@@ -565,7 +565,7 @@ class Trainer(TrainedModel):
             DataError: The data cannot be read or do not fit.
         """
         objective = self._objective.packing(is_packed(source))
-        dataset, form, weights = self._data.open_with_targets(
+        dataset, objective = self._data.open_with_targets(
             objective,
             source,
             target=target,
@@ -574,11 +574,7 @@ class Trainer(TrainedModel):
             reference=self._reference,
         )
         self._warn_of_rows(dataset)
-        self._use(objective.with_form(form).weighting(weights is not None))
-        dataset = self._objective.accept(dataset, weights)
-        named = weights if isinstance(weights, str) else None
-        self._data.learn(dataset.columns, (target, named))
-        self._data.learn_pixels(dataset.pixels)
+        self._use(objective)
         self._warn_of_labels()
         return dataset
 
@@ -588,9 +584,9 @@ class Trainer(TrainedModel):
         Warns:
             TrainingHint: They may not.
         """
-        labels, targets = self._data.take_new_labels(), self._objective.targets
-        if labels is not None and targets is not None:
-            self._warn_once(*doubts(labels, targets.classes, self._data.recorded))
+        labels, heads = self._data.take_new_labels(), self._objective.heads
+        if labels is not None and heads:
+            self._warn_once(*doubts(labels, heads[0].classes, self._data.recorded))
 
 
 def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:

@@ -123,10 +123,10 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     @property
     def _kind(self) -> ScoreKind | None:
         """The meaning of the output, as the loss declares it or its nodes prove it."""
-        targets = self.trainer_._objective.targets
-        if targets is None or targets.declared.from_logits is True:
+        heads = self.trainer_._objective.heads
+        if not heads or heads[0].declared.from_logits is True:
             return "logits"
-        return targets.scores.kind if targets.declared.from_logits is None else "independent"
+        return heads[0].scores.kind if heads[0].declared.from_logits is None else "independent"
 
     def _default_loss(self) -> str:
         return "binary_cross_entropy" if self._is_binary else "softmax_cross_entropy"

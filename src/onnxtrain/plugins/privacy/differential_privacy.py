@@ -178,7 +178,7 @@ class _Step:
         """Add the clipped gradient of one example to the sums; return its loss."""
         trainer, states = self._trainer, self._trainer._states
         objective = trainer._objective
-        found = trainer._session.step(objective.inputs_of(batch) | objective.targets_of(batch), entry=0)
+        found = trainer._session.step(objective.feeds(batch), entry=0)
         weight = float(states["accumulated_weight"]) or 1.0
         gradients = {name: states[name].astype(np.float64) / weight for name in self._names}
         norm = math.sqrt(sum(float(np.vdot(gradient, gradient)) for gradient in gradients.values()))

@@ -186,16 +186,14 @@ class Evaluator:
         found: list[tuple[int, int]] = []
         unsure = [head for head in objective.heads if head.assumes_logits]
         for number, batch in self._batches(dataset, batch_size, communicator, found):
-            feeds = objective.inputs_of(batch)
+            feeds = objective.feeds(batch)
             padded = self._fixed is not None and batch.size < self._fixed.size
             if self._fixed is not None and padded:
                 session = self._on_real_rows(batch.size)
-                own = {name: feeds.pop(name) for name in self._weights_in(feeds)}
-                feeds = self._fixed.filled(feeds) | own  # weights are not padded, since the loss covers real rows only
+                feeds = self._fixed.filled(feeds)
             else:
                 session = self._measuring(predictions=bool(resolved) or bool(unsure))
-            targets = objective.targets_of(batch)
-            results = session.run(feeds | targets, reading)
+            results = session.run(feeds, reading)
             if unsure:
                 self.doubts = [text for head in unsure for text in head.doubts(results[head.name])]
                 unsure = []
@@ -205,7 +203,7 @@ class Evaluator:
                 own_head = heads[head.name]
                 given = results[str((own_head.output if metric.of_output else own_head.prediction).name)]
                 real = given[: batch.size] if padded else given
-                updated.append(metric.update(metric.start(), targets[own_head.targets.name], real))
+                updated.append(metric.update(metric.start(), feeds[own_head.target_name], real))
             parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
                 self._add_up(parts, losses, resolved, states)
@@ -219,8 +217,8 @@ class Evaluator:
                 f"{dataset.name} has nothing to evaluate: all labels are ignored, or all weights of examples are 0."
             )
         measured = {name: total.value for name, total in losses.items()}
-        if objective.others:
-            weights = [head.targets.loss.weight for head in objective.heads]
+        if objective.several:
+            weights = [head.loss.weight for head in objective.heads]
             combined = sum(weight * value for weight, value in zip(weights, measured.values(), strict=True))
             measured = {
                 "loss": combined,
@@ -236,11 +234,6 @@ class Evaluator:
             **measured,
             **{each.name: each.metric.result(state) for each, state in zip(resolved, states, strict=True)},
         }
-
-    def _weights_in(self, feeds: Mapping[str, np.ndarray]) -> list[str]:
-        """Return the name of the sample weights in the feeds, as a list; empty if there are none."""
-        weights = self.objective.weights
-        return [str(weights.name)] if weights is not None and weights.name in feeds else []
 
     def _batches(
         self, dataset: Dataset, batch_size: int, communicator: Communicator, found: list[tuple[int, int]]
@@ -268,8 +261,8 @@ class Evaluator:
 
     def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
         """Return the losses by result name."""
-        losses = [head.targets.loss for head in objective.heads]
-        if objective.others:
+        losses = [head.loss for head in objective.heads]
+        if objective.several:
             return list(zip(objective.part_names, losses, strict=True))
         return [(objective.names.loss, losses[0] if losses else None)]
 
@@ -405,7 +398,7 @@ class Evaluator:
                 for suffix, term in (("", terms.loss), (_WEIGHT, terms.weight)):
                     op.Identity(term).ir.name = f"{name}{suffix}"
                     results.append(f"{name}{suffix}")
-            graph.inputs.extend(head.targets.value for head in own.heads)
+            graph.inputs.extend(head.target for head in own.heads)
             if own.weights is not None:
                 graph.inputs.append(own.weights)
         states = []

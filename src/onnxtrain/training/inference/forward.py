@@ -20,7 +20,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import HALVES, dimensions
-from onnxtrain.losses.heads import Metrics, Targets, named_output, tensor_spec
+from onnxtrain.losses.heads import LossHead, Metrics, named_output, tensor_spec
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.probabilities import ScoreKind, kind_of_scores
 from onnxtrain.model_file.file import ModelFile
@@ -86,25 +86,25 @@ def evaluate(
     names = recorded.of_output(objective.only_output)
     labels, inputs = names.labels, names.specs(objective.inputs)
 
-    def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
+    def adapted(dataset: Dataset, head: LossHead, name: str | None) -> Dataset:
         found = dataset.targets if name is None else None
-        if labels is None and found is not None and kind_of(found.dtype) == "string" and targets.take_labels:
-            return dataset.adapting(lambda array: targets.adapt(array, order_of(dataset, found, targets)))
-        return dataset.adapting(lambda array: targets.adapt(array, labels), name)
+        if labels is None and found is not None and kind_of(found.dtype) == "string" and head.take_labels:
+            return dataset.adapting(lambda array: head.adapt(array, order_of(dataset, found, head)))
+        return dataset.adapting(lambda array: head.adapt(array, labels), name)
 
-    def order_of(dataset: Dataset, found: np.ndarray, targets: Targets) -> tuple[str, ...]:
-        orders = known_orders(dataset, targets, recorded_labels(config.model))
+    def order_of(dataset: Dataset, found: np.ndarray, head: LossHead) -> tuple[str, ...]:
+        orders = known_orders(dataset, head, recorded_labels(config.model))
         if recorded.labels is not None:
             raise DataError(
                 f"the labels beside the model are the classes of its output {recorded.output!r}, but the loss reads "
                 f"{objective.only_output!r}; give output={recorded.output!r}."
             )
         learned = learn_labels(found, None, orders)
-        if len(learned) != targets.classes or not is_order_known(learned, orders):
-            raise DataError(no_labels(learned, targets.classes))
+        if len(learned) != head.classes or not is_order_known(learned, orders):
+            raise DataError(no_labels(learned, head.classes))
         return learned
 
-    wanted = objective.targets is not None
+    wanted = bool(objective.heads)
     data = with_tokenizer(data, objective, config.model.folder)
     if wanted:
         dataset, forms = open_with_targets(objective, data, inputs=inputs, target=target, adapted=adapted)
