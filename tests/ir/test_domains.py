@@ -15,7 +15,7 @@ def test_each_name_stands_in_one_file():
             if isinstance(node, ast.Constant) and node.value in NAMES:
                 found.setdefault(node.value, set()).add(path.relative_to(layers.PACKAGE).as_posix())
     # In error texts, ONNX's own domain has the longer spelling.
-    texts = {"autodiff/missing.py", "ir/rule_registry.py"}
+    texts = {"autodiff/missing.py", "graph/rule_registry.py"}
     assert found.pop("ai.onnx") - texts == {"graph/domains.py"}
     assert found == {name: {"graph/domains.py"} for name in NAMES - {"ai.onnx"}}
 
