@@ -97,7 +97,7 @@ def sections() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         owner = getattr(package, name)
         yield f"onnxtrain.{name}", [(entry, inspect.getattr_static(owner, entry)) for entry in methods(owner)]
     for name in MODULES:
-        module = importlib.import_module(f"onnxtrain.{name}")
+        module = getattr(package, name)
         yield f"onnxtrain.{name}", [(entry, getattr(module, entry)) for entry in public_names(module)]
 
 

@@ -61,8 +61,12 @@ def _settings(name: str, settings: type[Optimizer]) -> str:
         "        self,",
         *(f"        {argument}" for argument in arguments),
         "    ) -> None: ...",
-        "",
     ]
+    for also, value in vars(settings).items():
+        if isinstance(value, property) and not hasattr(Optimizer, also):
+            assert value.fget is not None
+            lines += ["    @property", f"    def {also}(self) -> {value.fget.__annotations__['return']}: ..."]
+    lines.append("")
     return "\n".join(lines)
 
 

@@ -628,6 +628,8 @@ class SSGD(Optimizer):
         momentum: float = ...,
         weight_decay: float = ...,
     ) -> None: ...
+    @property
+    def native(self) -> bool: ...
 
 def ssgd(
     R: ArrayLike,
