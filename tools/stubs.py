@@ -1,4 +1,4 @@
-"""Writes what type checkers read of the names that the package finds by reflection: optimizers.
+"""Writes what type checkers read of the names that the package finds by reflection: optimizers, losses.
 
 python tools/stubs.py
 """
@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from onnxtrain.losses import LOSSES
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.operators.optimizer import Optimizer, added_names
 from onnxtrain.operators.registry import Entry
@@ -36,6 +37,14 @@ from .registry import Entry
 from .sparsity import Sparsity
 
 OPTIMIZERS: Final[Mapping[str, Entry]]
+'''
+
+_LOSSES = '''# Written by `python tools/stubs.py`; do not edit.
+"""Losses, built as graphs of standard operators from a prediction and a target."""
+
+from collections.abc import Mapping
+from typing import Final
+
 '''
 
 
@@ -87,19 +96,37 @@ def _over_arrays(entry: Entry) -> str:
     return "\n".join([*lines, ") -> tuple[np.ndarray, ...]: ...", ""])
 
 
+def losses() -> str:
+    """The stub of ``onnxtrain.losses``."""
+    bases = [("onnxtrain.losses.base", name) for name in ("Loss", "TargetForm", "TargetKind", "examples", "node_rank")]
+    found = [(each.__module__, each.__name__) for each in LOSSES.values()]
+    names = sorted([*bases, ("onnxtrain.losses.custom_loss", "CustomLoss"), *found], key=lambda each: _by_kind(*each))
+    lines = [f"from {module} import {name} as {name}" for module, name in names]
+    return _LOSSES + "\n".join(lines) + "\n\nLOSSES: Final[Mapping[str, type[Loss]]]\n"
+
+
+def _by_kind(module: str, name: str) -> tuple[str, int, str]:
+    """The order of imports: constants and abbreviations of a module, then classes, then functions."""
+    return module, 0 if name.isupper() else 1 if name[0].isupper() else 2, name
+
+
 def face() -> str:
     """The stub of the package, with the names of the optimizers."""
     lines = FACE.read_text().splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("from .operators import "))
     others = [line for line in lines if not re.match(r"from \.operators import ", line)]
-    names = sorted(OPTIMIZERS, key=lambda name: (not name.isupper(), name))
+    names = sorted(OPTIMIZERS, key=lambda name: _by_kind("", name))
     others[first:first] = [f"from .operators import {name} as {name}" for name in names]
     return "\n".join(others) + "\n"
 
 
 def stubs() -> dict[Path, str]:
     """All stubs that this tool writes, by file."""
-    return {FACE: face(), PACKAGE / "operators" / "__init__.pyi": operators()}
+    return {
+        FACE: face(),
+        PACKAGE / "losses" / "__init__.pyi": losses(),
+        PACKAGE / "operators" / "__init__.pyi": operators(),
+    }
 
 
 if __name__ == "__main__":

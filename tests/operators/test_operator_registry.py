@@ -117,7 +117,7 @@ class Halving(Optimizer):
     package.__path__ = [str(tmp_path)]
     monkeypatch.setitem(sys.modules, "more_optimizers", package)
     try:
-        optimizers = optimizers_in(package)
+        optimizers = optimizers_in("more_optimizers")
         assert list(optimizers) == ["Halving"]
         entry = optimizers["Halving"]
         np.testing.assert_array_equal(entry.reference(1.0, 0, [3.0], [2.0])[0], [2.0])

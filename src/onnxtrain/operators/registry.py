@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from onnxtrain.errors._internal import classes_in
 from onnxtrain.graph.domains import is_default_domain
-from onnxtrain.operators import rules
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import operator_over_arrays
 from onnxtrain.operators.schema import OptimizerSchema
@@ -31,18 +28,13 @@ class Entry(NamedTuple):
     reference: Callable[..., tuple[np.ndarray, ...]]
 
 
-def optimizers_in(package: ModuleType) -> dict[str, Entry]:
+def optimizers_in(package: str) -> dict[str, Entry]:
     """Return the optimizers that the modules of a package define, by operator name."""
-    found = {}
-    for file in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{file.name}")
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Optimizer) and value.__module__ == module.__name__:
-                found[value.__name__] = Entry(value.schema, value, operator_over_arrays(value.schema))
-    return found
+    found = classes_in(package, Optimizer)
+    return {name: Entry(each.schema, each, operator_over_arrays(each.schema)) for name, each in found.items()}
 
 
-OPTIMIZERS: Final[Mapping[str, Entry]] = optimizers_in(rules)
+OPTIMIZERS: Final[Mapping[str, Entry]] = optimizers_in(f"{__name__.rpartition('.')[0]}.rules")
 """All optimizers."""
 
 
