@@ -84,10 +84,18 @@ def import_optional(module: str, *, needs: str, packages: str) -> Any:
         raise OptionError(f"{needs} ({error}); install it with pip install {packages}.") from None
 
 
-def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
-    """Import the modules of a package; return the public classes derived from a base that they define, by name."""
+def classes_in(package: str, base: type[T], ending: str = "") -> dict[str, type[T]]:
+    """Import the modules of a package; return the public classes derived from a base that they define, by name.
+
+    Args:
+        package: The package.
+        base: The base.
+        ending: The end of the names of the modules to import.
+    """
     found: dict[str, type[T]] = {}
     for file in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if not file.name.endswith(ending):
+            continue
         module = importlib.import_module(f"{package}.{file.name}")
         for name, value in vars(module).items():
             own = isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
