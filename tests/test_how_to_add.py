@@ -58,9 +58,9 @@ def copy(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "lib")
     for folder in ("src", "native", "tools", "docs", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for folder in ("autodiff", "passes", "operators", "native", "training", "weights", "zoo"):
+    for folder in ("autodiff", "data", "losses", "passes", "operators", "native", "training", "weights", "zoo"):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=ignored)
-    tests = ("conftest", "sampling", "test_names_page", "test_public_names", "test_readme")
+    tests = ("conftest", "public_calls", "sampling", "test_names_page", "test_types")
     for file in (
         "pyproject.toml",
         "CHANGELOG.md",
@@ -72,9 +72,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "title", ["A rule", "A pass", pytest.param("An optimizer", marks=pytest.mark.thorough), "A kernel"]
-)
+@pytest.mark.parametrize("title", ["A rule", "A pass", "An optimizer", "A loss", "A data format", "A kernel"])
 def test_a_stranger_gets_through(title: str, copy: Path) -> None:
     text = part(title)
     follow(text, copy)
@@ -85,6 +83,11 @@ def test_a_stranger_gets_through(title: str, copy: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         passed += sum(map(int, re.findall(r"(\d+) passed", done.stdout)))
     assert passed >= 4
+
+
+@pytest.mark.parametrize("title", ["A rule", "An optimizer", "A loss", "A data format"])
+def test_it_takes_two_files(title: str) -> None:
+    assert len({path for _, path, _ in BLOCK.findall(part(title))}) == 2
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler for C++20")
@@ -109,7 +112,7 @@ def test_the_native_code_compiles(title: str, sources: list[str], copy: Path) ->
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, ("ruff", "mypy"))), reason="needs the lint extra")
 def test_the_files_of_the_page_are_clean(copy: Path) -> None:
     files = set()
-    for title in ("A rule", "A pass", "An optimizer", "A kernel"):
+    for title in ("A rule", "A pass", "An optimizer", "A loss", "A data format", "A kernel"):
         follow(part(title), copy)
         files |= {path for _, path, _ in BLOCK.findall(part(title)) if path.endswith(".py")}
     for command in (["ruff", "check", *files], ["ruff", "format", "--check", *files], ["mypy"]):
