@@ -58,7 +58,18 @@ def copy(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "lib")
     for folder in ("src", "native", "tools", "docs", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for folder in ("autodiff", "data", "losses", "passes", "operators", "native", "training", "weights", "zoo"):
+    for folder in (
+        "autodiff",
+        "data",
+        "distributed",
+        "losses",
+        "passes",
+        "operators",
+        "native",
+        "training",
+        "weights",
+        "zoo",
+    ):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=ignored)
     tests = ("conftest", "public_calls", "sampling", "test_names_page", "test_types")
     for file in (

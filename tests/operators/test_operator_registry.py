@@ -40,9 +40,7 @@ def test_all_are_there_and_in_the_test_tables():
 def test_an_example_states_the_numbers_of_a_step(name):
     """The formula without an independent implementation is held by numbers that its author worked out."""
     example = _example(OPTIMIZERS[name])
-    assert re.search(rf">>> {name.lower()}\(.*\)\n\(array", example), (
-        f"the docstring of {name} lacks a step with numbers"
-    )
+    assert re.search(rf">>> {name.lower()}\(.*\n\(array", example), f"the docstring of {name} lacks a step with numbers"
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
