@@ -199,5 +199,5 @@ def _reader(source: object) -> Reader | None:
 @functools.cache
 def readers_by_suffix() -> dict[str, type[Reader]]:
     """Return the readers that a path's suffix chooses: those in the modules ``*_file`` of this folder."""
-    found = classes_in(__name__.rpartition(".")[0], Reader, "_file")
+    found = classes_in(__name__.rpartition(".")[0], Reader, "_file")  # type: ignore[type-abstract]
     return {suffix: reader for reader in found.values() for suffix in reader.suffixes}
