@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "how_to_add.md"
 BLOCK = re.compile(r"^```(py|cpp|diff)\n(?:#|//) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+TITLES = ("A rule", "A pass", "An optimizer", "A loss", "A data format", "An option", "A kernel")
+
 QUIET = ["-q", "-p", "no:cacheprovider", "-W", "ignore:onnxtrain's native kernels cannot be loaded"]
 
 
@@ -58,16 +60,28 @@ def copy(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "lib")
     for folder in ("src", "native", "tools", "docs", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for folder in ("autodiff", "cli", "passes", "operators", "native", "training", "weights", "zoo"):
+    for folder in (
+        "autodiff",
+        "cli",
+        "data",
+        "distributed",
+        "losses",
+        "passes",
+        "operators",
+        "native",
+        "training",
+        "weights",
+        "zoo",
+    ):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=ignored)
     tests = (
-        "conftest",
-        "sampling",
         "call_arguments",
+        "conftest",
+        "public_calls",
+        "sampling",
         "test_names_page",
         "test_option_docs",
-        "test_public_names",
-        "test_readme",
+        "test_types",
     )
     for file in (
         "pyproject.toml",
@@ -80,9 +94,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "title", ["A rule", "A pass", pytest.param("An optimizer", marks=pytest.mark.thorough), "An option", "A kernel"]
-)
+@pytest.mark.parametrize("title", TITLES)
 def test_a_stranger_gets_through(title: str, copy: Path) -> None:
     text = part(title)
     follow(text, copy)
@@ -93,6 +105,11 @@ def test_a_stranger_gets_through(title: str, copy: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         passed += sum(map(int, re.findall(r"(\d+) passed", done.stdout)))
     assert passed >= 4
+
+
+@pytest.mark.parametrize("title", ["A rule", "An optimizer", "A loss", "A data format"])
+def test_it_takes_two_files(title: str) -> None:
+    assert len({path for _, path, _ in BLOCK.findall(part(title))}) == 2
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler for C++20")
@@ -117,7 +134,7 @@ def test_the_native_code_compiles(title: str, sources: list[str], copy: Path) ->
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, ("ruff", "mypy"))), reason="needs the lint extra")
 def test_the_files_of_the_page_are_clean(copy: Path) -> None:
     files = set()
-    for title in ("A rule", "A pass", "An optimizer", "An option", "A kernel"):
+    for title in TITLES:
         follow(part(title), copy)
         files |= {path for _, path, _ in BLOCK.findall(part(title)) if path.endswith(".py")}
     for command in (["ruff", "check", *files], ["ruff", "format", "--check", *files], ["mypy"]):

@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 
 import onnxtrain
+import stubs
 
 CALLS = Path(__file__).with_name("public_calls.py")
 SOURCE = Path(onnxtrain.__file__).parent.parent
 WRONG = {number for number, line in enumerate(CALLS.read_text().splitlines(), 1) if line.endswith("# WRONG")}
+
+
+def test_the_stubs_are_up_to_date():
+    for path, text in stubs.stubs().items():
+        assert path.read_text() == text, f"{path} is not up to date; run python tools/stubs.py"
 
 
 def test_there_are_enough_calls():

@@ -40,6 +40,9 @@ def row(operator, *inputs, outputs=("y",), domain="com.microsoft", label="plain"
     return pytest.param(operator, inputs, outputs, domain, attributes, id=f"{operator}-{label}-{domain or 'ai.onnx'}")
 
 
+KEPT = {"MatMulNBits", "ArrayFeatureExtractor"}
+"""Operators with rules that keep their nodes."""
+
 ROWS = [
     row("ArrayFeatureExtractor", normal(3, 4), np.array([[2, 0, 2]]), domain="ai.onnx.ml"),
     row("ArrayFeatureExtractor", normal(2, 3, 4), np.array([1, 3]), domain="ai.onnx.ml", label="rank-3"),

@@ -9,95 +9,15 @@ import onnx
 import pytest
 
 import onnxtrain
+from losses.loss_rows import CLASSES, IGNORED, LOSS_ROWS, NUMBERS, OPTIONS, ROWS, SEQUENCES, WEIGHTS, WORDS_IGNORED
 from onnxtrain.losses import LOSSES
 from onnxtrain.losses.contrastive_losses import EmbeddingLoss
 from onnxtrain.losses.detection_losses import DetectionLoss
 from onnxtrain.losses.groups import GroupLoss
 
-RANDOM = np.random.default_rng(0)
-ROWS, CLASSES, STEPS = 12, 4, 5
 CUTS = (12, 7, 5, 2, 1)
 """Batch sizes; 7 and 5 leave a smaller last batch."""
 
-# The first rows have a single class, whose weight may be 0; the next ones are ignored. Some batches have weight 0.
-LABELS = np.array([0, 0, 0, 1, 1, 2, 3, 2, 1, 3, 2, 1])
-IGNORED = np.array([0, 0, -100, -100, -100, 2, 3, -100, 1, 3, 2, 1])
-WEIGHTS = np.array([1, 0, 2, 1, 0.5, 3, 1, 1, 0, 1, 2, 1], np.float32)
-
-
-def dense():
-    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
-        f (float[n, 3] x) => (float[n, 4] y)
-        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
-
-
-def by_step():
-    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
-        f (float[n, 5, 3] x) => (float[n, 5, 4] y)
-        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
-
-
-def cosines():
-    """A model whose outputs are as small as cosines: those of a head of zeros have no direction."""
-    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
-        f (float[n, 3] x) => (float[n, 4] y)
-        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}, float ten = {10}>
-        { h = MatMul(x, w) y = Div(h, ten) }""")
-
-
-def by_history():
-    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
-        f (float[n, 5, 3, 3] x) => (float[n, 5, 3, 4] y)
-        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
-
-
-X = RANDOM.normal(size=(ROWS, 3)).astype(np.float32)
-SEQUENCES = RANDOM.normal(size=(ROWS, STEPS, 3)).astype(np.float32)
-PAIRS = np.random.default_rng(1).normal(size=(ROWS, STEPS, 3, 3)).astype(np.float32)
-WORDS = RANDOM.integers(0, CLASSES, (ROWS, STEPS))
-WORDS_IGNORED = np.where(RANDOM.random((ROWS, STEPS)) < 0.4, -100, WORDS)
-WORDS_IGNORED[2:4] = -100
-NUMBERS = RANDOM.normal(size=(ROWS, CLASSES)).astype(np.float32)
-SHARES = RANDOM.dirichlet(np.ones(CLASSES), ROWS).astype(np.float32)
-ANSWERS = (RANDOM.random((ROWS, CLASSES)) > 0.5).astype(np.float32)
-TEXTS = np.array([[1, 2], [3, -1], [2, 2], [1, 3], [-1, -1], [2, -1]] * 2)
-
-DATA = {
-    "softmax_cross_entropy": (dense, X, (LABELS, IGNORED, SHARES)),
-    "focal": (dense, X, (LABELS, IGNORED, SHARES)),
-    "distillation": (dense, X, (LABELS, IGNORED, SHARES)),
-    "next_token": (by_step, SEQUENCES, (WORDS, WORDS_IGNORED)),
-    "dice": (by_step, SEQUENCES, (WORDS, WORDS_IGNORED)),
-    "ctc": (by_step, SEQUENCES, (TEXTS,)),
-    "transducer": (by_history, PAIRS, (TEXTS,)),
-    "arcface": (cosines, X, (LABELS,)),
-    "cosface": (cosines, X, (LABELS,)),
-    "binary_cross_entropy": (dense, X, (ANSWERS,)),
-    "binary_focal": (dense, X, (ANSWERS,)),
-    **dict.fromkeys(("mean_squared_error", "mean_absolute_error", "huber"), (dense, X, (NUMBERS,))),
-}
-
-OPTIONS = {
-    "class_weights": [(1.0, 2.0, 0.5, 3.0), (0.0, 2.0, 0.5, 1.0), {0: 0.0, 2: 4.0}],
-    "label_smoothing": [0.2],
-    "ignore_index": [-100],
-    "reduction": ["sum"],
-    "weight": [0.5],
-    "chunk": [2],
-    "gamma": [0.5],
-    "alpha": [0.7, None],
-    "positive_weight": [3.0],
-    "delta": [0.2],
-    "temperature": [3.0],
-    "mix": [0.0, 1.0, 0.3],
-    "smooth": [1.0],
-    "activation": ["softmax"],
-    "background": [False],
-    "blank": [0],
-    "scale": [4.0],
-    "margin": [0.2],
-    "zero_infinity": [True],
-}
 ELSEWHERE = (DetectionLoss, EmbeddingLoss, GroupLoss)
 """Losses that compare the examples of a batch with each other, and those of test_group_losses.py."""
 
@@ -125,13 +45,14 @@ def fits(name, options, targets):
 def cases():
     found = []
     for name, loss in LOSSES.items():
-        if issubclass(loss, ELSEWHERE):
+        if issubclass(loss, ELSEWHERE) or name not in LOSS_ROWS:
             continue
-        fields = [field.name for field in dataclasses.fields(loss) if field.name in OPTIONS]
-        alone = [{field: value} for field in fields for value in OPTIONS[field]]
-        together = {field: OPTIONS[field][0] for field in fields if field != "reduction"}
+        values = {**OPTIONS, **LOSS_ROWS[name].options}
+        fields = [field.name for field in dataclasses.fields(loss) if field.name in values]
+        alone = [{field: value} for field in fields for value in values[field]]
+        together = {field: values[field][0] for field in fields if field != "reduction"}
         for options in [{}, *alone, together, {**together, "reduction": "sum"}]:
-            for index, targets in enumerate(DATA[name][2]):
+            for index, targets in enumerate(LOSS_ROWS[name].targets):
                 if fits(name, options, targets):
                     found.append(pytest.param(name, options, index, id=f"{name}-{options}-{index}".replace(" ", "")))
     return found
@@ -148,15 +69,34 @@ def made(name, options, folder):
 
 def test_every_loss_and_option_is_covered():
     for name, loss in LOSSES.items():
-        assert issubclass(loss, ELSEWHERE) or name in DATA
         if not issubclass(loss, ELSEWHERE):
+            assert name in LOSS_ROWS, f"the loss {name!r} needs a row in tests/losses/loss_rows.py"
+            tried = OPTIONS.keys() | LOSS_ROWS[name].options.keys()
             for field in dataclasses.fields(loss):
-                assert (field.name in OPTIONS) != (field.name in NOT_TRIED), f"{name}: {field.name}"
+                assert (field.name in tried) != (field.name in NOT_TRIED), f"{name}: {field.name}"
+
+
+FORMULAS = [
+    (name, {field: value} if field else {})
+    for name, row in LOSS_ROWS.items()
+    if row.formula
+    for field, values in {"": [None], **row.options}.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("name", "options"), FORMULAS)
+def test_the_loss_is_its_formula(name, options):
+    row = LOSS_ROWS[name]
+    trainer = onnxtrain.Trainer(row.model(), loss=LOSSES[name](**options))
+    for targets in row.targets:
+        wanted = row.formula(trainer.predict(row.x), targets, **options)
+        assert trainer.evaluate(row.x, targets)["loss"] == pytest.approx(wanted, rel=1e-5)
 
 
 def evaluated(name, options, index, weights, folder):
     """Return the loss of the whole dataset by batch size."""
-    model, x, targets = DATA[name]
+    model, x, targets, *_ = LOSS_ROWS[name]
     trainer = onnxtrain.Trainer(model(), loss=made(name, options, folder))
     return [trainer.evaluate(x, targets[index], sample_weight=weights, batch_size=size)["loss"] for size in CUTS]
 
@@ -177,7 +117,7 @@ def test_the_whole_is_the_weighted_sum_with_weights_of_examples(tmp_path, name, 
 
 
 def stepped(name, options, index, weights, accumulate, folder):
-    model, x, targets = DATA[name]
+    model, x, targets, *_ = LOSS_ROWS[name]
     loss = made(name, options, folder)
     trainer = onnxtrain.Trainer(model(), loss=loss, optimizer="sgd(lr=0.1)", accumulate=accumulate)
     value = trainer.train_step(x, targets[index], weights)
@@ -263,10 +203,10 @@ def test_micro_batches_of_several_outputs_equal_the_step_of_the_batch(kind, weig
         np.testing.assert_allclose(found[1], whole, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", LOSS_ROWS)
 def test_a_head_of_zeros_has_the_gradient_of_finite_differences(name, tmp_path):
     """Predictions of a new head are all zero: where a formula has its kinks, such as |z| and max(z, 0)."""
-    model, inputs, targets = DATA[name]
+    model, inputs, targets, *_ = LOSS_ROWS[name]
     trainer = onnxtrain.Trainer(model(), loss=made(name, {}, tmp_path), optimizer="sgd(lr=1)")
     values = targets[0]
     step = 1e-2

@@ -1,4 +1,4 @@
-"""Attributes and inputs to try every optimizer with; an optimizer without a row fails ``test_registry``."""
+"""Attributes and inputs to try every optimizer with."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.operators import OPTIMIZERS
+from onnxtrain.operators.registry import Entry
 from onnxtrain.operators.schema import OptimizerSchema
 
 MEASURES = ("log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh")
 
-ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
+_CHOSEN: dict[str, list[dict[str, Any]]] = {
     "Adagrad": [
         {},
         {"decay_factor": 0.1, "epsilon": 1e-2, "norm_coefficient": 0.01},
@@ -63,6 +64,21 @@ ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
         ),
     ],
 }
+
+
+def _drawn(entry: Entry) -> list[dict[str, Any]]:
+    """The attributes of the settings' defaults, and others in their ranges."""
+    others: dict[str, Any] = {}
+    for place, attribute in enumerate(entry.schema.attributes):
+        if attribute.kind is float:
+            others[attribute.name] = 0.5 / (1 + place)
+        elif attribute.choices:
+            others[attribute.name] = attribute.choices[-1]
+    return [entry.settings().node_attributes(), others]
+
+
+ATTRIBUTES = {name: _CHOSEN.get(name) or _drawn(entry) for name, entry in OPTIMIZERS.items()}
+"""Attribute values by optimizer: chosen ones, or ones that follow from the schema."""
 
 CASES = [(name, attributes) for name, rows in ATTRIBUTES.items() for attributes in rows]
 IDS = [

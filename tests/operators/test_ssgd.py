@@ -13,7 +13,7 @@ from onnxtrain import operators
 from onnxtrain.operators import SSGD
 from onnxtrain.operators.arithmetic import Tensor, Wide
 from onnxtrain.operators.measures import measure
-from onnxtrain.operators.momentum import rule as momentum_rule
+from onnxtrain.operators.rules.momentum import rule as momentum_rule
 from onnxtrain.operators.sparsity import Layer
 
 EVERY = [(name, reweighting) for name in MEASURES for reweighting in ("l1", "l2")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Group, Parameter
 
+from onnxtrain.losses import LOSSES
 from onnxtrain.training.config import Flag, TrainingConfig
 from onnxtrain.training.fit_options import FitOptions
 
@@ -15,10 +16,8 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.options import RuntimeOptions
 
 LOSS_HELP = (
-    "The loss: softmax_cross_entropy, binary_cross_entropy, mean_squared_error or next_token, or another one. Also "
-    "mean_absolute_error, huber, focal, binary_focal, dice, ctc, transducer, yolo, detr, triplet, info_nce, arcface, "
-    "cosface, 'distillation(teacher=FILE)'; of rows to compare dpo, orpo, kto, reward, multiple_negatives, listnet, "
-    "ranknet; each with arguments as in 'huber(delta=0.5)'; "
+    "The loss: softmax_cross_entropy, binary_cross_entropy, mean_squared_error or next_token, or another one. All: "
+    f"{', '.join(LOSSES)}; with arguments as in 'huber(delta=0.5)' and 'distillation(teacher=FILE)'; "
     "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
 )
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import IO, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -59,6 +59,8 @@ class CsvFile(Reader):
         decimal: Decimal sign; by default ``"."``, or ``","`` if the delimiter is a semicolon and numbers have commas.
             With ``","``, points group thousands.
     """
+
+    suffixes: ClassVar[tuple[str, ...]] = CSV_SUFFIXES
 
     delimiter: str | None = None
     encoding: str | None = None

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -310,6 +310,9 @@ class Reader(ABC):
     Args:
         path: Path of the file or folder.
     """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """Ends, in lower case, of the paths that the reader opens; it takes no other arguments for them."""
 
     path: str | os.PathLike[str]
 

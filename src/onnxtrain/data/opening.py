@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from onnxtrain.data.naming import (
     match_positions,
 )
 from onnxtrain.errors import DataError
+from onnxtrain.errors._internal import classes_in
 
 Source = Any
 """Data in any form that :func:`open_dataset` takes."""
@@ -187,15 +189,19 @@ def _reader(source: object) -> Reader | None:
     if not isinstance(source, str | os.PathLike):
         return None
     # imported for files only
-    from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
     from onnxtrain.data.images import ImageFolder, is_image_folder
-    from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
     from onnxtrain.data.tar_file import TarFile, is_tar
 
     if is_tar(source):
         return TarFile(source)
-    if Path(source).suffix.lower() in CSV_SUFFIXES:
-        return CsvFile(source)
-    if Path(source).suffix.lower() in PARQUET_SUFFIXES:
-        return ParquetFile(source)
+    reader = readers_by_suffix().get(Path(source).suffix.lower())
+    if reader is not None:
+        return reader(source)
     return ImageFolder(source) if is_image_folder(Path(source)) else None
+
+
+@functools.cache
+def readers_by_suffix() -> dict[str, type[Reader]]:
+    """Return the readers that a path's suffix chooses: those in the modules ``*_file`` of this folder."""
+    found = classes_in(__name__.rpartition(".")[0], Reader, "_file")  # type: ignore[type-abstract]
+    return {suffix: reader for reader in found.values() for suffix in reader.suffixes}

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class ParquetFile(Reader):
     Args:
         path: The file.
     """
+
+    suffixes: ClassVar[tuple[str, ...]] = PARQUET_SUFFIXES
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import importlib
+import pkgutil
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from onnxtrain.errors import OptionError
+
+T = TypeVar("T")
 
 _lock = threading.RLock()
 _pauses = 0
@@ -79,6 +82,26 @@ def import_optional(module: str, *, needs: str, packages: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise OptionError(f"{needs} ({error}); install it with pip install {packages}.") from None
+
+
+def classes_in(package: str, base: type[T], ending: str = "") -> dict[str, type[T]]:
+    """Import the modules of a package; return the public classes derived from a base that they define, by name.
+
+    Args:
+        package: The package.
+        base: The base.
+        ending: The end of the names of the modules to import.
+    """
+    found: dict[str, type[T]] = {}
+    for file in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if not file.name.endswith(ending):
+            continue
+        module = importlib.import_module(f"{package}.{file.name}")
+        for name, value in vars(module).items():
+            own = isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
+            if own and not name.startswith("_"):
+                found[name] = value
+    return found
 
 
 def public_names(package: str) -> Callable[[], list[str]]:

@@ -16,7 +16,6 @@ from onnxtrain import kernels
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import SSGD as Settings  # noqa: N811 - the name of the class below
 from onnxtrain.operators.reference import evaluate
-from onnxtrain.operators.ssgd import EPSILON, SCHEMA, P
 from onnxtrain.runtime.native import kernels_available
 
 torch: Any = None
@@ -27,7 +26,7 @@ with contextlib.suppress(ImportError):  # without PyTorch the module can be impo
 
 __all__ = ["SSGD"]
 
-_ATTRIBUTES = tuple(attribute.name for attribute in SCHEMA.attributes if attribute.name != "block")
+_ATTRIBUTES = tuple(attribute.name for attribute in Settings.schema.attributes if attribute.name != "block")
 """The settings of a group; the kernels over arrays have no blocks."""
 
 
@@ -70,8 +69,8 @@ class SSGD(Optimizer):  # type: ignore[misc]
         *,
         measure: str = "log-sum",
         reweighting: str = "l2",
-        epsilon: float = EPSILON,
-        p: float = P,
+        epsilon: float = 0.01,
+        p: float = 0.5,
         regularization: float = 0.0,
         alpha: float = 0.0,
         norm_coefficient: float = 0.0,
@@ -171,7 +170,7 @@ def _run(
         kernels.ssgd_(xs, gradients, states, learning_rate=settings.learning_rate, threads=threads, **attributes)
         return
     rate, count = np.float64(settings.learning_rate), np.int64(0)
-    results = evaluate(SCHEMA, rate, count, *xs, *gradients, *states, **attributes)
+    results = evaluate(Settings.schema, rate, count, *xs, *gradients, *states, **attributes)
     for array, result in zip((*xs, *states), results, strict=True):
         array[...] = result
 

@@ -56,6 +56,8 @@ class Loss:
     """Base of all losses: emits the loss of a prediction and a target."""
 
     name: ClassVar[str]
+    has_text: ClassVar[bool] = True
+    """True where ``loss="name"`` gives the loss, with arguments as in ``"huber(delta=0.5)"``."""
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("values",)
     probabilities: ClassVar[Literal["distribution", "independent"] | None] = None
     """The probabilities that the loss takes as well as logits: of classes, or independent ones."""

@@ -62,6 +62,7 @@ class CustomLoss(Loss):
     """
 
     name: ClassVar[str] = "custom"
+    has_text: ClassVar[bool] = False
 
     function: Callable[[Builder, Value, Value], Value]
     kind: TargetKind = "values"
@@ -323,6 +324,7 @@ class ModelLoss(Loss):
     """
 
     name: ClassVar[str] = "model"
+    has_text: ClassVar[bool] = False
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("values", "indices")
 
     path: Path

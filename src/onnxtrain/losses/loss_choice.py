@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from onnxtrain import losses
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import ALIASES, suggestion
 from onnxtrain.graph import Builder, Value
-from onnxtrain.losses import LOSSES
 from onnxtrain.losses.base import JointLoss, Loss
 from onnxtrain.operators.call_text import Call, name_of, read_call, read_literal
 
@@ -91,16 +91,16 @@ def _from_text(text: str) -> Loss | str:
     if text.startswith("output:"):
         return text.removeprefix("output:")
     call = read_call(text)
-    if call is not None and ALIASES.get(call.name, call.name) in LOSSES:
-        return _called(LOSSES[ALIASES.get(call.name, call.name)], call, text)
+    if call is not None and ALIASES.get(call.name, call.name) in losses.LOSSES:
+        return _called(losses.LOSSES[ALIASES.get(call.name, call.name)], call, text)
     if text.endswith(".onnx"):
         from onnxtrain.losses.custom_loss import ModelLoss
 
         return ModelLoss(Path(text))
     raise OptionError(
-        f"There is no loss {text[:_LONGEST]!r}; use {', '.join(LOSSES)}, each with arguments as in 'huber(delta=0.5)', "
+        f"There is no loss {text[:_LONGEST]!r}; use {', '.join(losses.LOSSES)}, each with arguments as in 'huber(delta=0.5)', "
         "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)"
-        f".{suggestion(name_of(text), [*LOSSES, *ALIASES])}"
+        f".{suggestion(name_of(text), [*losses.LOSSES, *ALIASES])}"
     )
 
 

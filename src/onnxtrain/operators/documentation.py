@@ -93,9 +93,11 @@ def _body_of(schema: OptimizerSchema) -> str:
 
 
 def _example(entry: Entry) -> str:
-    """Return the doctest of the operator over arrays."""
-    _, example = inspect.cleandoc(entry.reference.__doc__ or "").split("Example:\n")
-    return inspect.cleandoc(example)
+    """Return the part of the settings' doctest that runs the operator over arrays."""
+    text = inspect.cleandoc(entry.settings.__doc__ or "")
+    imported = f">>> from onnxtrain.operators import {entry.schema.name.lower()}\n"
+    example = inspect.cleandoc("    " + imported + text.split(imported)[1])
+    return f">>> import numpy as np\n{example}"
 
 
 def _attribute(attribute: Attribute) -> str:

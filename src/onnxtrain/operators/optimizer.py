@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from onnxtrain.errors import ArgumentError, OperatorError, OptionError
 from onnxtrain.errors.spelling import suggestion
-from onnxtrain.operators.schema import NOT_NEGATIVE, Attribute, OptimizerSchema, State
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.operators.schema import NOT_NEGATIVE, Attribute, OptimizerSchema, Rule, State
 from onnxtrain.operators.sparsity import Sparsity
-
-T = TypeVar("T")
 
 LEARNING_RATES: Final = ("learning_rate", "lr")
 """Names of the learning rate of every optimizer."""
@@ -110,6 +109,9 @@ class Optimizer:
         """Return the same update rule without sparsity promotion."""
         modifiable = any(field.name == "sparsity" for field in fields(self))
         return replace(self, **{"sparsity": None}) if modifiable else self  # type: ignore[arg-type]
+
+
+S = TypeVar("S", bound=Optimizer)
 
 
 def setting_names(settings: type[Optimizer]) -> tuple[str, ...]:
@@ -216,21 +218,64 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def accept_all_names(settings: type[T]) -> type[T]:
-    """Make the constructor of a settings dataclass accept each setting by all its names; a class decorator."""
-    plain = settings.__init__
-    if hasattr(plain, "__signature__"):
+def optimizer(
+    doc: str,
+    rule: Rule,
+    *attributes: Attribute,
+    states: tuple[State, ...] = (),
+    domain: str = ONNXTRAIN_DOMAIN,
+    required: bool = False,
+    **more: Any,
+) -> Callable[[type[S]], type[S]]:
+    """Give a dataclass of settings the schema of its operator, and a constructor that accepts all names of a setting.
+
+    Args:
+        doc: One paragraph for the reference page.
+        rule: The update rule.
+        *attributes: The operator's attributes. Their defaults are those of the fields, unless they have their own.
+        states: The operator's states.
+        domain: Domain of the operator, whose name is that of the class.
+        required: True for an operator whose attributes have no defaults.
+        **more: Other fields of :class:`OptimizerSchema`.
+    """
+
+    def decorate(settings: type[S]) -> type[S]:
+        values = {field.name: field.default for field in fields(settings)}
+
+        def complete(attribute: Attribute) -> Attribute:
+            if required or attribute.default is not None:
+                return attribute
+            name, index = _item(settings.field_of(attribute))
+            value: Any = values[name]
+            if name != attribute.name and attribute.kind is str:
+                value = attribute.choices[value]
+            return attribute._replace(default=value if index is None else value[index])
+
+        completed = tuple(map(complete, attributes))
+        settings.schema = OptimizerSchema(settings.__name__, doc, rule, completed, states, domain, **more)
+        _accept_all_names(settings)
         return settings
-    cls: Any = settings
-    own = _field_names(cls)
-    attributes = {attribute.name: attribute for attribute in cls.schema.attributes}
+
+    return decorate
+
+
+def added_names(settings: type[Optimizer]) -> dict[str, str]:
+    """Return the names of settings that are no fields, with their types."""
+    attributes = {attribute.name: attribute for attribute in settings.schema.attributes}
     added = {}
-    for name in setting_names(cls):
-        if name not in own:
+    for name in setting_names(settings):
+        if name not in _field_names(settings):
             pair = any(_item(each.familiar) == (name, 0) for each in attributes.values())
             text = name in attributes and attributes[name].kind is str
             flag = any(each.familiar == name and each.kind is str for each in attributes.values())
             added[name] = "tuple[float, float]" if pair else "str" if text else "bool" if flag else "float"
+    return added
+
+
+def _accept_all_names(settings: type[Optimizer]) -> None:
+    """Make a constructor accept each setting by all its names."""
+    plain = settings.__init__
+    added = {name: f"{kind} | None" for name, kind in added_names(settings).items()}
 
     @functools.wraps(plain)
     def construct(self: Any, *args: Any, **given: Any) -> None:
@@ -238,12 +283,11 @@ def accept_all_names(settings: type[T]) -> type[T]:
 
     signature = inspect.signature(plain)
     keywords = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=f"{kind} | None")
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in added.items()
     ]
     construct.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), *keywords]
     )
-    construct.__annotations__ = {**plain.__annotations__, **{name: f"{kind} | None" for name, kind in added.items()}}
+    construct.__annotations__ = {**plain.__annotations__, **added}
     settings.__init__ = construct  # type: ignore[method-assign]
-    return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,44 @@ def evaluate(
             new = schema.rule(wide(rate), wide(count), *map(Tensor, own), **arguments(values))
             results.append([np.asarray(tensor.data) for tensor in new])
     return tuple(item for role in zip(*results, strict=True) for item in role)
+
+
+def operator_over_arrays(schema: OptimizerSchema) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Return the public function that runs an operator on arrays; it has the operator's name in lower case."""
+
+    def run(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tuple[np.ndarray, ...]:
+        return evaluate(schema, R, T, *inputs, **attributes)
+
+    run.__name__ = run.__qualname__ = schema.name.lower()
+    run.__module__ = __name__.rpartition(".")[0]
+    run.__doc__ = description(schema)
+    return run
+
+
+def description(schema: OptimizerSchema) -> str:
+    """Return the docstring of the operator over arrays."""
+    inputs = ", ".join(["all X", "all G", *(f"all {state.name}" for state in schema.states)])
+    outputs = ", ".join(["All X_new", *(f"all {state.name}_new" for state in schema.states)])
+    given = ", ".join(
+        f"``{a.name}`` ({'required' if a.default is None else repr(a.default)})" for a in schema.attributes
+    )
+    return f"""Run the operator {schema.name} on arrays.
+
+    :class:`{schema.name}` has the equations, and an example.
+
+    Args:
+        R: Learning rate, one float32 or float64 number.
+        T: Update count, one int64 number.
+        *inputs: In this order {inputs}; float32 or float64, one type for each variable. States that the
+            attributes switch off are left out.
+        **attributes: {given}.
+
+    Returns:
+        {outputs}, each of the type and shape of its input.
+
+    Raises:
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
+    """
 
 
 def arguments(attributes: Attributes) -> dict[str, Any]:

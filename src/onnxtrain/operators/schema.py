@@ -56,7 +56,8 @@ class Attribute(NamedTuple):
     Attributes:
         name: Its name.
         doc: Its effect, one sentence for the reference pages.
-        default: The value of an omitted attribute; ``None`` makes the attribute required.
+        default: The value of an omitted attribute; ``None`` makes the attribute required. The decorator ``optimizer``
+            takes it from the settings.
         kind: ``float``, ``str``, or ``tuple`` for integers.
         choices: Accepted strings; empty if the schema's ``check`` decides.
         sensible: The values that an optimizer's settings accept; the operator itself takes every number.
@@ -163,3 +164,23 @@ class OptimizerSchema(NamedTuple):
         if not isinstance(text, str) or (attribute.choices and text not in attribute.choices):
             raise OperatorError(f"{label} is {text!r}, but must be {needed}.")
         return text
+
+
+ALPHA = Attribute(
+    "alpha", "Weight of the old value in the average of the gradient.", sensible=FRACTION, familiar="betas[0]"
+)
+BETA = Attribute(
+    "beta", "Weight of the old value in the average of the squared gradient.", sensible=FRACTION, familiar="betas[1]"
+)
+PENALTY = Attribute(
+    "norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", familiar="weight_decay"
+)
+MODE = Attribute(
+    "mode",
+    "Form of momentum that moves the variable.",
+    kind=str,
+    choices=("standard", "nesterov"),
+    familiar="nesterov",
+)
+AVERAGE = State("V", "The running average of the gradient.")
+SQUARES = State("H", "The running average of the squared gradient.")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
-from numpy.typing import ArrayLike
+from typing import Any
 
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
-from onnxtrain.operators.optimizer import Optimizer, accept_all_names
-from onnxtrain.operators.reference import evaluate
-from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
+from onnxtrain.operators.optimizer import Optimizer, optimizer
+from onnxtrain.operators.schema import FRACTION, MODE, Attribute, State
 
 
 def rule(
@@ -38,55 +33,15 @@ def rule(
     return X - R * direction, V_new
 
 
-SCHEMA = OptimizerSchema(
-    name="SGD",
-    doc="One step of gradient descent: along the gradient, or, where momentum is above 0, along an accumulated one.",
-    rule=rule,
-    attributes=(
-        Attribute("momentum", "Weight of the old momentum; 0 for none, and no state.", 0.0, sensible=FRACTION),
-        Attribute("dampening", "1 minus the gradient's weight in the momentum, for T above 0.", 0.0),
-        Attribute("weight_decay", "Adds weight_decay * X to the gradient.", 0.0),
-        Attribute(
-            "mode",
-            "Form of momentum that moves the variable.",
-            "standard",
-            kind=str,
-            choices=("standard", "nesterov"),
-            familiar="nesterov",
-        ),
-    ),
+@optimizer(
+    "One step of gradient descent: along the gradient, or, where momentum is above 0, along an accumulated one.",
+    rule,
+    Attribute("momentum", "Weight of the old momentum; 0 for none, and no state.", sensible=FRACTION),
+    Attribute("dampening", "1 minus the gradient's weight in the momentum, for T above 0."),
+    Attribute("weight_decay", "Adds weight_decay * X to the gradient."),
+    MODE,
     states=(State("V", "The momentum.", used=lambda attributes: float(attributes["momentum"]) > 0),),
-    domain=ONNXTRAIN_DOMAIN,
 )
-
-
-def sgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tuple[np.ndarray, ...]:
-    """Run the operator SGD on arrays.
-
-    Args:
-        R: Learning rate, one float32 or float64 number.
-        T: Update count, one int64 number; at 0 or below, the gradient's weight is 1.
-        *inputs: All X, then all G and, where momentum is above 0, all V; float32 or float64, one type for each
-            variable.
-        **attributes: ``momentum`` (0), ``dampening`` (0), ``weight_decay`` (0), ``mode`` ("standard").
-
-    Returns:
-        All X_new, then all V_new, each of the type and shape of its input.
-
-    Raises:
-        OperatorError: The operator does not accept the types, shapes, counts or attributes.
-
-    Example:
-        >>> import numpy as np
-        >>> sgd(0.5, 0, np.ones(1), np.array([3.0]))
-        (array([-0.5]),)
-        >>> sgd(0.25, 1, np.ones(1), np.array([2.0]), np.array([4.0]), momentum=0.5)
-        (array([0.]), array([4.]))
-    """
-    return evaluate(SCHEMA, R, T, *inputs, **attributes)
-
-
-@accept_all_names
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent, plain or with momentum.
@@ -122,29 +77,18 @@ class SGD(Optimizer):
         {'momentum': 0.9, 'dampening': 0.0, 'weight_decay': 0.0, 'mode': 'nesterov'}
         >>> SGD().states
         ()
+        >>> from onnxtrain.operators import sgd
+        >>> sgd(0.5, 0, np.ones(1), np.array([3.0]))
+        (array([-0.5]),)
+        >>> sgd(0.25, 1, np.ones(1), np.array([2.0]), np.array([4.0]), momentum=0.5)
+        (array([0.]), array([4.]))
     """
-
-    schema: ClassVar[OptimizerSchema] = SCHEMA
 
     learning_rate: float = 1e-3
     momentum: float = 0.0
     dampening: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
-
-    if TYPE_CHECKING:  # the names that the decorator adds
-
-        def __init__(
-            self,
-            learning_rate: float = 1e-3,
-            momentum: float = 0.0,
-            dampening: float = 0.0,
-            weight_decay: float = 0.0,
-            nesterov: bool = False,
-            *,
-            lr: float = ...,
-            mode: str = ...,
-        ) -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()

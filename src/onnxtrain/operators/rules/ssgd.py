@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
-from numpy.typing import ArrayLike
+from typing import Any
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators.arithmetic import Tensor, Wide
 from onnxtrain.operators.measures import BUILT_IN
 from onnxtrain.operators.measures import measure as find_measure
-from onnxtrain.operators.optimizer import Optimizer, accept_all_names
-from onnxtrain.operators.reference import evaluate
-from onnxtrain.operators.schema import (
-    FRACTION,
-    POSITIVE,
-    Attribute,
-    Attributes,
-    Interval,
-    OptimizerSchema,
-    State,
-)
+from onnxtrain.operators.optimizer import Optimizer, optimizer
+from onnxtrain.operators.schema import FRACTION, PENALTY, POSITIVE, Attribute, Attributes, Interval, State
 from onnxtrain.operators.sparsity import Layer, block_of
-
-EPSILON, P = 0.01, 0.5
 
 
 def rule(
@@ -91,98 +76,47 @@ The measures, with ε for `epsilon`:
 """ + "\n".join(f"| {name} | {(found.__doc__ or name).splitlines()[0]} |" for name, found in BUILT_IN.items())
 
 
-SCHEMA = OptimizerSchema(
-    name="SSGD",
-    doc="One step of sparsity-promoting gradient descent. Every weight's step is scaled by s = w² / mean(w²), "
+@optimizer(
+    "One step of sparsity-promoting gradient descent. Every weight's step is scaled by s = w² / mean(w²), "
     "the mean taken over its variable (a layer). The diversity measure defines w, which grows with the size of the "
     "weight: large weights learn and small ones vanish. Without regularization the fixed points are those of the loss "
     "alone.",
-    rule=rule,
-    attributes=(
-        Attribute(
-            "measure",
-            "The diversity measure: log-sum, p-norm, arctan, geman-mcclure, exponential or tanh, or the name of a "
-            "registered one.",
-            "log-sum",
-            kind=str,
-        ),
-        Attribute(
-            "reweighting",
-            "l2 for a measure of the square of a weight, l1 for one of its absolute value.",
-            "l2",
-            kind=str,
-            choices=("l1", "l2"),
-        ),
-        Attribute(
-            "epsilon",
-            "Parameter of all measures except p-norm; a smaller one promotes sparsity more.",
-            EPSILON,
-            sensible=POSITIVE,
-        ),
-        Attribute(
-            "p",
-            "Exponent of p-norm: above 0 and at most 2 (l2) or 1 (l1), where it is plain gradient descent.",
-            P,
-            sensible=Interval(0.0, 2.0, low_included=False, high_included=True),
-        ),
-        Attribute("regularization", "Weight λ of the measure in the objective.", 0.0),
-        Attribute(
-            "alpha",
-            "Weight of the old momentum; at 0 there is no momentum and no V.",
-            0.0,
-            sensible=FRACTION,
-            familiar="momentum",
-        ),
-        Attribute(
-            "norm_coefficient",
-            "Adds norm_coefficient * X to the gradient (weight decay).",
-            0.0,
-            familiar="weight_decay",
-        ),
-        Attribute("max_scale", "The largest s; at 0 there is no limit.", 0.0),
-        Attribute(
-            "block",
-            "The size of a block along each axis of X; empty for blocks of one weight.",
-            (),
-            kind=tuple,
-        ),
+    rule,
+    Attribute(
+        "measure",
+        "The diversity measure: log-sum, p-norm, arctan, geman-mcclure, exponential or tanh, or the name of a "
+        "registered one.",
+        kind=str,
     ),
+    Attribute(
+        "reweighting",
+        "l2 for a measure of the square of a weight, l1 for one of its absolute value.",
+        kind=str,
+        choices=("l1", "l2"),
+    ),
+    Attribute(
+        "epsilon", "Parameter of all measures except p-norm; a smaller one promotes sparsity more.", sensible=POSITIVE
+    ),
+    Attribute(
+        "p",
+        "Exponent of p-norm: above 0 and at most 2 (l2) or 1 (l1), where it is plain gradient descent.",
+        sensible=Interval(0.0, 2.0, low_included=False, high_included=True),
+    ),
+    Attribute("regularization", "Weight λ of the measure in the objective."),
+    Attribute(
+        "alpha",
+        "Weight of the old momentum; at 0 there is no momentum and no V.",
+        sensible=FRACTION,
+        familiar="momentum",
+    ),
+    PENALTY,
+    Attribute("max_scale", "The largest s; at 0 there is no limit."),
+    Attribute("block", "The size of a block along each axis of X; empty for blocks of one weight.", (), kind=tuple),
     states=(State("V", "The momentum, where alpha is above 0.", used=lambda a: float(a["alpha"]) > 0),),
-    domain=ONNXTRAIN_DOMAIN,
     counted=False,
     details=DETAILS.replace("|u|", "abs(u)").replace("|X|", "abs(X)"),
     check=check,
 )
-
-
-def ssgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tuple[np.ndarray, ...]:
-    """Run the operator SSGD on arrays.
-
-    Args:
-        R: Learning rate, one float32 or float64 number.
-        T: Update count, one int64 number; SSGD ignores it.
-        *inputs: All X, then all G and, where ``alpha`` is above 0, all V; float32 or float64, one type for each
-            variable. A variable is one layer: the mean of w² is taken over it.
-        **attributes: ``measure`` ("log-sum"), ``reweighting`` ("l2"), ``epsilon`` (0.01), ``p`` (0.5),
-            ``regularization`` (0), ``alpha`` (0), ``norm_coefficient`` (0), ``max_scale`` (0: no limit), ``block``
-            ((): blocks of one weight).
-
-    Returns:
-        All X_new, then all V_new where there is V, each of the type and shape of its input.
-
-    Raises:
-        OperatorError: The operator does not accept the types, shapes, counts or attributes.
-
-    Example:
-        >>> import numpy as np
-        >>> x, g = np.array([1.0, 3.0]), np.array([1.0, 1.0])
-        >>> ssgd(0.1, 0, x, g, measure="p-norm", p=1.0)  # w² = 2 |x|, s = |x| / 2
-        (array([0.95, 2.85]),)
-    """
-    return evaluate(SCHEMA, R, T, *inputs, **attributes)
-
-
-@accept_all_names
 @dataclass(frozen=True)
 class SSGD(Optimizer):
     """Sparsity-promoting gradient descent: prunes a network while it trains.
@@ -226,40 +160,22 @@ class SSGD(Optimizer):
     Example:
         >>> [state.name for state in SSGD(alpha=0.9).states], SSGD().states
         (['V'], ())
+        >>> from onnxtrain.operators import ssgd
+        >>> x, g = np.array([1.0, 3.0]), np.array([1.0, 1.0])
+        >>> ssgd(0.1, 0, x, g, measure="p-norm", p=1.0)  # w² = 2 |x|, s = |x| / 2
+        (array([0.95, 2.85]),)
     """
-
-    schema: ClassVar[OptimizerSchema] = SCHEMA
 
     learning_rate: float = 0.01
     measure: str = "log-sum"
     reweighting: str = "l2"
-    epsilon: float = EPSILON
-    p: float = P
+    epsilon: float = 0.01
+    p: float = 0.5
     regularization: float = 0.0
     alpha: float = 0.0
     norm_coefficient: float = 0.0
     max_scale: float = 0.0
     block: tuple[int, int] = (1, 1)
-
-    if TYPE_CHECKING:  # the names that the decorator adds
-
-        def __init__(
-            self,
-            learning_rate: float = 0.01,
-            measure: str = "log-sum",
-            reweighting: str = "l2",
-            epsilon: float = EPSILON,
-            p: float = P,
-            regularization: float = 0.0,
-            alpha: float = 0.0,
-            norm_coefficient: float = 0.0,
-            max_scale: float = 0.0,
-            block: tuple[int, int] = (1, 1),
-            *,
-            lr: float = ...,
-            momentum: float = ...,
-            weight_decay: float = ...,
-        ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", block_of("SSGD", self.block))

@@ -1,0 +1,119 @@
+"""A row for each loss: data, values of its options, and its formula; a loss without a row fails one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+
+
+class Row(NamedTuple):
+    """What tests of every loss need.
+
+    Attributes:
+        model: Returns a model whose output fits the loss.
+        x: Its input.
+        targets: Targets of each kind.
+        options: Values of options that only this loss has, by name; ``OPTIONS`` has those of several losses.
+        formula: The loss in NumPy, of the output, the targets and the options, for losses that no test compares with
+            PyTorch.
+    """
+
+    model: Callable[[], onnx.ModelProto]
+    x: np.ndarray
+    targets: tuple[np.ndarray, ...]
+    options: Mapping[str, list[Any]] = {}
+    formula: Callable[..., Any] | None = None
+
+
+RANDOM = np.random.default_rng(0)
+ROWS, CLASSES, STEPS = 12, 4, 5
+
+# The first rows have a single class, whose weight may be 0; the next ones are ignored. Some batches have weight 0.
+LABELS = np.array([0, 0, 0, 1, 1, 2, 3, 2, 1, 3, 2, 1])
+IGNORED = np.array([0, 0, -100, -100, -100, 2, 3, -100, 1, 3, 2, 1])
+WEIGHTS = np.array([1, 0, 2, 1, 0.5, 3, 1, 1, 0, 1, 2, 1], np.float32)
+
+
+def dense():
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 3] x) => (float[n, 4] y)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
+
+
+def by_step():
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 5, 3] x) => (float[n, 5, 4] y)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
+
+
+def cosines():
+    """A model whose outputs are as small as cosines: those of a head of zeros have no direction."""
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 3] x) => (float[n, 4] y)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}, float ten = {10}>
+        { h = MatMul(x, w) y = Div(h, ten) }""")
+
+
+def by_history():
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 5, 3, 3] x) => (float[n, 5, 3, 4] y)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
+
+
+X = RANDOM.normal(size=(ROWS, 3)).astype(np.float32)
+SEQUENCES = RANDOM.normal(size=(ROWS, STEPS, 3)).astype(np.float32)
+PAIRS = np.random.default_rng(1).normal(size=(ROWS, STEPS, 3, 3)).astype(np.float32)
+WORDS = RANDOM.integers(0, CLASSES, (ROWS, STEPS))
+WORDS_IGNORED = np.where(RANDOM.random((ROWS, STEPS)) < 0.4, -100, WORDS)
+WORDS_IGNORED[2:4] = -100
+NUMBERS = RANDOM.normal(size=(ROWS, CLASSES)).astype(np.float32)
+SHARES = RANDOM.dirichlet(np.ones(CLASSES), ROWS).astype(np.float32)
+ANSWERS = (RANDOM.random((ROWS, CLASSES)) > 0.5).astype(np.float32)
+TEXTS = np.array([[1, 2], [3, -1], [2, 2], [1, 3], [-1, -1], [2, -1]] * 2)
+
+
+def huber(z, t, delta=1.0):
+    distance = np.abs(z - t)
+    return np.mean(np.where(distance <= delta, distance**2 / 2, delta * (distance - delta / 2)))
+
+
+LOSS_ROWS = {
+    "softmax_cross_entropy": Row(dense, X, (LABELS, IGNORED, SHARES)),
+    "focal": Row(dense, X, (LABELS, IGNORED, SHARES)),
+    "distillation": Row(dense, X, (LABELS, IGNORED, SHARES)),
+    "next_token": Row(by_step, SEQUENCES, (WORDS, WORDS_IGNORED)),
+    "dice": Row(by_step, SEQUENCES, (WORDS, WORDS_IGNORED)),
+    "ctc": Row(by_step, SEQUENCES, (TEXTS,)),
+    "transducer": Row(by_history, PAIRS, (TEXTS,)),
+    "arcface": Row(cosines, X, (LABELS,)),
+    "cosface": Row(cosines, X, (LABELS,)),
+    "binary_cross_entropy": Row(dense, X, (ANSWERS,)),
+    "binary_focal": Row(dense, X, (ANSWERS,)),
+    "mean_squared_error": Row(dense, X, (NUMBERS,), formula=lambda z, t: np.mean((z - t) ** 2)),
+    "mean_absolute_error": Row(dense, X, (NUMBERS,), formula=lambda z, t: np.mean(np.abs(z - t))),
+    "huber": Row(dense, X, (NUMBERS,), {"delta": [0.2]}, huber),
+}
+
+OPTIONS = {
+    "class_weights": [(1.0, 2.0, 0.5, 3.0), (0.0, 2.0, 0.5, 1.0), {0: 0.0, 2: 4.0}],
+    "label_smoothing": [0.2],
+    "ignore_index": [-100],
+    "reduction": ["sum"],
+    "weight": [0.5],
+    "chunk": [2],
+    "gamma": [0.5],
+    "alpha": [0.7, None],
+    "positive_weight": [3.0],
+    "temperature": [3.0],
+    "mix": [0.0, 1.0, 0.3],
+    "smooth": [1.0],
+    "activation": ["softmax"],
+    "background": [False],
+    "blank": [0],
+    "scale": [4.0],
+    "margin": [0.2],
+    "zero_infinity": [True],
+}
