@@ -98,7 +98,8 @@ def _from_text(text: str) -> Loss | str:
 
         return ModelLoss(Path(text))
     raise OptionError(
-        f"There is no loss {text[:_LONGEST]!r}; use {', '.join(losses.LOSSES)}, each with arguments as in 'huber(delta=0.5)', "
+        f"There is no loss {text[:_LONGEST]!r}; use {', '.join(losses.LOSSES)}, each with arguments as in "
+        "'huber(delta=0.5)', "
         "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)"
         f".{suggestion(name_of(text), [*losses.LOSSES, *ALIASES])}"
     )
