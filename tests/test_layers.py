@@ -22,8 +22,8 @@ def test_no_cycles(imports):
 def test_one_cycle_for_type_checkers(imports):
     # A value has the operators of Python, which are the builder's nodes, and a builder gives values.
     ((*files,),) = layers.cycles(imports, typed=True)
-    assert {"ir/builder.py", "ir/value.py"} <= set(files)
-    assert {layers.part(file, layers.ORDER) for file in files} == {"ir/"}
+    assert {"graph/builder.py", "graph/value.py"} <= set(files)
+    assert {layers.part(file, layers.ORDER) for file in files} == {"graph/"}
 
 
 def test_every_part_has_a_position():

@@ -35,6 +35,8 @@ class Import:
 ORDER = (
     "errors/",
     "__init__.py",
+    "plugins/__init__.py",
+    "interop/__init__.py",
     "graph/patterns.py",
     "operators/call_text.py",
     "graph/upstream/",

@@ -147,7 +147,7 @@ def test_a_training_is_resumed_with_columns_in_any_order(form, seed, tmp_path):
         new_trainer().fit(other, target="kind", checkpoint=tmp_path / "kept", resume=True, epochs=4, progress=False)
     loaded = new_trainer()
     loaded.load_checkpoint(tmp_path / "kept")
-    assert (loaded.columns, loaded._data.names) == (again.columns, again._data.names)
+    assert (loaded.columns, loaded.data_adapter.names) == (again.columns, again.data_adapter.names)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -284,10 +284,10 @@ def test_names_are_kept_with_the_trainer_the_run_and_the_model(tmp_path):
     for other in (
         copy.deepcopy(trainer),
         pickle.loads(pickle.dumps(trainer)),
-        trainer._rebuilt(),
+        trainer.rebuilt(),
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS),
     ):
-        assert other._data.names == trainer._data.names
+        assert other.data_adapter.names == trainer.data_adapter.names
     np.testing.assert_array_equal(trainer.predict(table), trainer.predict(X))  # weights are no inputs
     by_numbers = new_trainer()
     by_numbers.fit(X, LABELS, **SETTINGS)
@@ -314,10 +314,10 @@ def test_models_that_are_made_of_a_trained_one_keep_its_names(tmp_path, monkeypa
     adapting.save("adapter.onnx_adapter")
     onnxtrain.adapters.merge_adapter("given.onnx", "adapter.onnx_adapter", "merged.onnx")
     onnxtrain.prune("given.onnx", "d.csv", loss=LOSS, target="kind", sparsity=0.5, epochs=1, save="pruned.onnx")
-    assert onnxtrain.Trainer("merged.onnx", loss=LOSS)._data.names == adapting._data.names
-    assert onnxtrain.Trainer("pruned.onnx", loss=LOSS)._data.names == adapting._data.names
+    assert onnxtrain.Trainer("merged.onnx", loss=LOSS).data_adapter.names == adapting.data_adapter.names
+    assert onnxtrain.Trainer("pruned.onnx", loss=LOSS).data_adapter.names == adapting.data_adapter.names
     lora = onnxtrain.Lora(rank=2, adapter="adapter.onnx_adapter")
-    assert onnxtrain.Trainer("given.onnx", loss=LOSS, lora=lora)._data.names == adapting._data.names
+    assert onnxtrain.Trainer("given.onnx", loss=LOSS, lora=lora).data_adapter.names == adapting.data_adapter.names
 
 
 def test_two_columns_of_one_name_are_refused():

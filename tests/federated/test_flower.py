@@ -415,7 +415,7 @@ class TestPrivacy:
         data = np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int64)
         app = client_app(path, data, dp=DP(), batch_size=2, batch_norm="train", **COMMON)
         trainer = onnxtrain.Trainer(path, batch_norm="train", **COMMON)
-        weights = ArrayRecord({name: Array(np.array(value)) for name, value in dict(trainer._trained).items()})
+        weights = ArrayRecord({name: Array(np.array(value)) for name, value in dict(trainer.weights).items()})
         answer = app(Message(RecordDict({"arrays": weights}), dst_node_id=0, message_type="train"), context())
         assert "batch_norm='train' computes statistics of the data without noise" in answer.error.reason
 

@@ -96,7 +96,7 @@ LAYERS = {
 def test_the_outputs_and_inputs_of_a_stored_weight(name):
     model, outputs, inputs, uses = LAYERS[name]
     trainer = onnxtrain.Trainer(model, loss="mean_squared_error")
-    found = product_layouts(trainer._objective.model, ["w"])["w"]
+    found = product_layouts(trainer.objective.model, ["w"])["w"]
     assert (found.outputs, found.inputs, found.uses) == (outputs, inputs, uses)
 
 

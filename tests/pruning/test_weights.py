@@ -109,7 +109,9 @@ def test_ordinary_models_keep_their_defaults(name):
     build = getattr(onnxtrain.training.examples, name)
     made = build((4, 8, 3)) if name == "mlp" else build()
     trainer = onnxtrain.Trainer(made, loss="softmax_cross_entropy", optimizer=onnxtrain.SSGD(0.01))
-    assert trainer._sparsified == [name for name, array in trainer.parameters.items() if array.ndim >= 2]
+    assert trainer.objective.sparsified(trainer.config.sparsify) == [
+        name for name, array in trainer.parameters.items() if array.ndim >= 2
+    ]
 
 
 def scaled() -> onnx.ModelProto:
@@ -151,7 +153,8 @@ def test_scales_and_biases_are_not_pruned():
 
 def test_scales_and_biases_are_not_sparsified():
     settings = {"loss": "softmax_cross_entropy", "optimizer": onnxtrain.SSGD(0.01)}
-    assert onnxtrain.Trainer(scaled(), **settings)._sparsified == ["w1", "w2"]
+    trainer = onnxtrain.Trainer(scaled(), **settings)
+    assert trainer.objective.sparsified(trainer.config.sparsify) == ["w1", "w2"]
     written = onnxtrain.training_model(scaled(), **settings)
     nodes = [set(node.input) for node in written.training_info[0].algorithm.node if node.op_type == "SSGD"]
     assert len(nodes) == 2  # the promoted parameters, and those that take plain steps
@@ -172,7 +175,7 @@ def test_a_model_without_weights_has_nothing_to_prune():
 
 def test_fresh_scales_are_one():
     trainer = onnxtrain.Trainer(scaled(), loss="softmax_cross_entropy")
-    values = fresh_values(trainer._objective.model.clone(), trainer.parameters, 0)
+    values = fresh_values(trainer.objective.model.clone(), trainer.parameters, 0)
     assert np.all(values["scale"] == 1)
     assert np.all(values["shift"] == 0)
     assert np.all(values["intercepts"] == 0)
@@ -209,4 +212,4 @@ def test_the_best_epoch_of_tied_weights_is_restored():
     history = trainer.fit(NEXT, validation=NEXT, epochs=5, callbacks=[stop])
     best = min(row["val_loss"] for row in history.rows)
     assert trainer.evaluate(NEXT)["loss"] == pytest.approx(best, rel=1e-5)
-    assert set(trainer._initializers()) == {"wte", "head"}
+    assert set(trainer.initializers()) == {"wte", "head"}

@@ -41,7 +41,7 @@ def trained_and_saved(model: onnx.ModelProto, inputs, targets, folder, loss: str
         onnxtrain.gradient(path, y=floating[0])
     assert trainer.train_step(inputs, targets) == pytest.approx(first, rel=1e-3, abs=1e-6)
     trainer.save(saved)
-    assert saved.read_bytes() == with_values(model, trainer._initializers())
+    assert saved.read_bytes() == with_values(model, trainer.initializers())
     onnxruntime.InferenceSession(saved, providers=["CPUExecutionProvider"])
     return trainer
 

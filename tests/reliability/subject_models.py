@@ -154,7 +154,11 @@ def _save(trainer: Any, path: Path) -> None:
     saved.parent.mkdir(exist_ok=True)
     trainer.save(saved)
     given, written = (_without_data(file.read_bytes()) for file in (path, saved))
-    if b"sparse" not in path.read_bytes() and given != written and not trainer._file.proto.graph.sparse_initializer:
+    if (
+        b"sparse" not in path.read_bytes()
+        and given != written
+        and not trainer.config.model.proto.graph.sparse_initializer
+    ):
         raise WrongError("the saved model differs in more than the data of its initializers")
 
 

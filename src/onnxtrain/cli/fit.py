@@ -357,14 +357,14 @@ def command(
             distributed=Distributed(parallel, distributed.shard_states, distributed.shard_gradients),
             **options,
         )
-        trainer._data.folder = model.parent  # of the tokenizer, also for a model with a new head in memory
+        trainer.data_adapter.folder = model.parent  # of the tokenizer, also for a model with a new head in memory
         if new_head is not None and adapters.lora_adapter is None:
-            trainer._data.names = names_of_inputs(model)
+            trainer.data_adapter.names = names_of_inputs(model)
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         _check_output(trainer, output)
         if base is not None:
-            trainer._file.check_writable(base)
+            trainer.config.model.check_writable(base)
     source, held_out = reading.source(data, loss), reading.held_out(validation, loss)
     weights = _sample_weight(sample_weight)
     start_folder = current_folder()
@@ -423,7 +423,7 @@ def _save(trainer: Trainer, output: Path, base: Path | None, start: Path) -> Non
 
     save_or_rescue(lambda path: trainer.save(path, ema=trainer.config.ema is not None), output, start)
     if base is not None:
-        save_or_rescue(lambda path: trainer._file.save(path, {}), base, start)
+        save_or_rescue(lambda path: trainer.config.model.save(path, {}), base, start)
 
 
 def _run_folder(
@@ -508,15 +508,15 @@ def _check_output(trainer: Trainer, output: Path) -> None:
     from onnxtrain.data.data_names import names_file
     from onnxtrain.model_file.writing import check_writable
 
-    objective = trainer._objective
+    objective = trainer.objective
     adapted = objective.adapted
     if adapted is not None and adapted.writes(output):
         trained = [*objective.parameters, *objective.statistics, *(copy.name for copy in objective.copies)]
-        adapted.check_writes(output, trainer._file, trained)
+        adapted.check_writes(output, trainer.config.model, trained)
     else:
         if adapted is not None:
             adapted.check_mergeable()
-        trainer._file.check_writable(output)
+        trainer.config.model.check_writable(output)
         if (labels := names_file(output)).exists():
             check_writable(labels)
 
@@ -574,7 +574,7 @@ def _interruptible(trainer: Trainer, output: Path, base: Path | None, start: Pat
         yield
     except KeyboardInterrupt as error:
         if str(error).endswith(KEPT):
-            ending = ".onnx" if trainer._objective.adapted is None else output.suffix
+            ending = ".onnx" if trainer.objective.adapted is None else output.suffix
             path = output.with_name(f"{output.stem}-interrupted{ending}")
             _save(trainer, path, base, start)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
