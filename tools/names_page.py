@@ -38,7 +38,7 @@ def public_names(module: Any) -> list[str]:
     """The names of a module: those it lists, else the functions and classes that it defines."""
     listed = getattr(module, "__all__", None)
     if listed is not None:
-        return sorted(listed, key=str.lower)
+        return sorted({*listed, *(name for name in dir(module) if not name.startswith("_"))}, key=str.lower)
     defined = [
         name
         for name, value in vars(module).items()
@@ -85,7 +85,7 @@ def sections() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         owner = getattr(package, name)
         yield f"onnxtrain.{name}", [(entry, inspect.getattr_static(owner, entry)) for entry in methods(owner)]
     for name in MODULES:
-        module = importlib.import_module(f"onnxtrain.{name}")
+        module = getattr(package, name)
         yield f"onnxtrain.{name}", [(entry, getattr(module, entry)) for entry in public_names(module)]
 
 

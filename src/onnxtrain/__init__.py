@@ -32,7 +32,12 @@ _MODULES = {
 }
 """Public modules by name, with the folders where they live."""
 
-_attached, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attached, _, _listed = lazy_loader.attach_stub(__name__, __file__)
+__all__ = sorted({*_listed, *_MODULES, "__version__"})
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> object:

@@ -14,6 +14,7 @@ import onnxtrain
 from onnxtrain import callbacks
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.plugins.text.generation import continued
+from onnxtrain.plugins.text.text_continuation import text_generator
 from text.chats import CHATS, language_model, tokenizer, write_rows
 from zoo import language_model as zoo
 
@@ -147,7 +148,7 @@ def test_a_cache_gives_the_tokens_of_the_whole_sequence(settings, tmp_path):
             inputs = {"input_ids": np.array([known]), "attention_mask": np.ones((1, len(known)), int)}
             known.append(int(own.predict(inputs)["logits"][0, -1].argmax()))
         assert row["answer"] == words.decode(known[len(prompt) :])
-    generator = own._text_generator(words, None)
+    generator = text_generator(own, words)
     assert type(generator._model).__name__ == "CachedModel"
 
 

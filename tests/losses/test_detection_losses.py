@@ -17,7 +17,7 @@ from losses.detectors import BOXES, CELLS, CROWD, HEAD, LOGITS, SLOTS, C, R, X, 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.losses import DETR, YOLO
-from onnxtrain.losses.boxes import assign
+from onnxtrain.plugins.detection.boxes import assign
 
 
 def stepped(loss, values, targets, names=None, sample_weight=None):

@@ -11,8 +11,8 @@ import pytest
 import onnxtrain
 from onnxtrain.losses import LOSSES
 from onnxtrain.losses.contrastive_losses import EmbeddingLoss
-from onnxtrain.losses.detection_losses import DetectionLoss
 from onnxtrain.losses.groups import GroupLoss
+from onnxtrain.plugins.detection.losses import DetectionLoss
 
 RANDOM = np.random.default_rng(0)
 ROWS, CLASSES, STEPS = 12, 4, 5

@@ -10,7 +10,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.losses import YOLO
 from onnxtrain.metrics.base import Detections, MetricInput
 from onnxtrain.metrics.choice import metric_for_loss
-from onnxtrain.metrics.detections import detection_metric
+from onnxtrain.plugins.detection.metrics import MAP, MAP_50
 
 TRUE = np.array(
     [[(0, 0.25, 0.25, 0.5, 0.5), (0, 0.75, 0.75, 0.5, 0.5)], [(1, 0.5, 0.5, 1, 1), (-1, 0, 0, 0, 0)]], np.float32
@@ -21,7 +21,7 @@ FIRST, SECOND, WHOLE = (0, 0, 0.5, 0.5), (0.5, 0.5, 1, 1), (0, 0, 1, 1)
 def measured(name, boxes, scores, overlapping=False, true=TRUE):
     """The metric for predictions [N, K, 4 + 2]."""
     decode = lambda y: Detections(y[..., :4], y[..., 4:], overlapping)  # noqa: E731
-    metric = detection_metric(MetricInput("yolo", None, detections=decode), name)
+    metric = {"map": MAP, "map_50": MAP_50}[name].of(MetricInput("yolo", None, detections=decode))
     predictions = np.concatenate([np.array(boxes, float), np.array(scores, float)], -1)
     whole = metric(true, predictions)
     state = metric.start()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import onnxtrain
+from onnxtrain.plugins.text.text_continuation import text_generator
 from text.chats import CHATS, TEMPLATES, tokenizer, write_rows
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -94,9 +95,9 @@ def test_the_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Monk
     assert shown[10].strip()
     lora = onnxtrain.Lora(adapter=tmp_path / "kept" / "best.onnx_adapter")
     trainer = onnxtrain.Trainer(tmp_path / "folder", loss="next_token", lora=lora)
-    cached = trainer._text_generator(None, None)
-    monkeypatch.setattr("onnxtrain.training.inference.text_continuation.cache_outputs", lambda graph: {})
-    whole = trainer._text_generator(None, None)
+    cached = text_generator(trainer)
+    monkeypatch.setattr("onnxtrain.plugins.text.text_continuation.cache_outputs", lambda graph: {})
+    whole = text_generator(trainer)
     assert type(cached._model) is not type(whole._model)
     for prompt in ("What is two and two?", "And a smile?"):
         assert cached.answer(prompt, 8) == whole.answer(prompt, 8)

@@ -11,7 +11,7 @@ from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.loss_flags import LossFlags
-from onnxtrain.cli.reader_flags import ReaderFlags
+from onnxtrain.cli.plugin_flags import ReaderFlags
 from onnxtrain.errors.formatting import number
 
 HELP = "Measure the loss and other metrics of a model on data."

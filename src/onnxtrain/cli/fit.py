@@ -20,8 +20,8 @@ from onnxtrain.cli.flags import DATA, LOOP, RESULTS, RUNNING, SWITCH, TRAINED
 from onnxtrain.cli.loss_flags import LossFlags
 from onnxtrain.cli.messages import in_flags
 from onnxtrain.cli.optimizer_flags import OptimizerFlags, OptimizerSettings
+from onnxtrain.cli.plugin_flags import AddedFlags, ReaderFlags, added_callbacks
 from onnxtrain.cli.process import quiet_on_request, unattended
-from onnxtrain.cli.reader_flags import ReaderFlags
 from onnxtrain.cli.training_flags import Training
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnxtrain.training.callbacks import Callback
-    from onnxtrain.training.callbacks.progress import Progress as ProgressCallback
     from onnxtrain.training.run_folder import RunFolder
     from onnxtrain.training.trainer import Trainer
 
@@ -163,45 +162,6 @@ class Results:
 
 @Parameter(name="*", group=RESULTS)
 @dataclass(frozen=True)
-class SampleFlags:
-    """Samples of what a language model answers while it is trained."""
-
-    sample: Annotated[
-        list[str] | None,
-        Parameter(negative=(), metavar="PROMPT", help="Show what a language model answers to this. May be repeated."),
-    ] = None
-    sample_every: Annotated[
-        int | None, Parameter(metavar="STEPS", help="Steps between these samples.  [default: an epoch]")
-    ] = None
-    sample_tokens: Annotated[int | None, Parameter(help="Maximum tokens of a sample.  [default: 64]")] = None
-
-    def build(self, reading: ReaderFlags, shown: ProgressCallback) -> list[Callback]:
-        """Return the callback that shows the samples, if any.
-
-        Raises:
-            OptionError: A setting is given without a prompt, or is not accepted.
-        """
-        if not self.sample:
-            for flag, value in (("--sample-every", self.sample_every), ("--sample-tokens", self.sample_tokens)):
-                if value is not None:
-                    raise OptionError(f"{flag} is for samples of text; give a prompt: --sample 'Who are you?'.")
-            return []
-        from onnxtrain.training.callbacks.samples import Samples
-
-        return [
-            Samples(
-                self.sample,
-                every=self.sample_every,
-                tokens=64 if self.sample_tokens is None else self.sample_tokens,
-                tokenizer=reading.tokenizer,
-                chat_template=reading.chat_template,
-                show=shown.note,
-            )
-        ]
-
-
-@Parameter(name="*", group=RESULTS)
-@dataclass(frozen=True)
 class LoggerFlags:
     """Packages that log trainings."""
 
@@ -282,7 +242,7 @@ def command(
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     loop: LoopFlags = LoopFlags(),
     results: Results = Results(),
-    samples: SampleFlags = SampleFlags(),
+    added: AddedFlags = AddedFlags(),  # noqa: B008 - frozen
     loggers: LoggerFlags = LoggerFlags(),
     threads: flags.Threads = None,
     provider: flags.Provider = None,
@@ -380,7 +340,7 @@ def command(
             schedule=loop.schedule,
             metrics=metrics or (),
             shuffle=loop.shuffle,
-            callbacks=[shown, *_early_stopping(loop), *samples.build(reading, shown), *logs],
+            callbacks=[shown, *_early_stopping(loop), *added_callbacks(added, reading, shown), *logs],
             checkpoint=loop.checkpoint,
             checkpoint_every=loop.checkpoint_every,
             keep=loop.keep,

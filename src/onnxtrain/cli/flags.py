@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
+from onnxtrain.errors.registries import added
 from onnxtrain.training.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 LOSS_HELP = (
     "The loss: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
-    "focal, binary_focal, dice, ctc, transducer, yolo, detr, triplet, info_nce, arcface, cosface, next_token, "
-    "'distillation(teacher=FILE)'; of rows to compare dpo, orpo, kto, reward, multiple_negatives, listnet, ranknet; "
+    "focal, binary_focal, dice, ctc, transducer, triplet, info_nce, arcface, cosface, next_token, "
+    f"'distillation(teacher=FILE)'{''.join(f', {name}' for name in added('loss'))}; "
     "each with arguments as in 'huber(delta=0.5)'; "
     "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
 )

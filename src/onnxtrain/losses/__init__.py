@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from onnxtrain.errors._internal import public_names
+from onnxtrain.errors.registries import Registry
 from onnxtrain.losses.base import Loss, TargetForm, TargetKind, examples, node_rank
 from onnxtrain.losses.contrastive_losses import InfoNCE, Triplet
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.ctc_loss import CTC
 from onnxtrain.losses.custom_loss import CustomLoss
-from onnxtrain.losses.detection_losses import DETR, YOLO
 from onnxtrain.losses.dice_loss import Dice
 from onnxtrain.losses.distillation import Distillation
 from onnxtrain.losses.elementwise import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
 from onnxtrain.losses.focal_losses import BinaryFocal, Focal
 from onnxtrain.losses.margin_losses import ArcFace, CosFace
-from onnxtrain.losses.preference_losses import DPO, KTO, ORPO, Reward
-from onnxtrain.losses.ranking_losses import ListNet, MultipleNegatives, RankNet
 from onnxtrain.losses.transducer_loss import Transducer
 
 __all__ = [
     "CTC",
-    "DETR",
-    "DPO",
-    "KTO",
     "LOSSES",
-    "ORPO",
-    "YOLO",
     "ArcFace",
     "BinaryCrossEntropy",
     "BinaryFocal",
@@ -39,14 +31,10 @@ __all__ = [
     "Focal",
     "Huber",
     "InfoNCE",
-    "ListNet",
     "Loss",
     "MeanAbsoluteError",
     "MeanSquaredError",
-    "MultipleNegatives",
     "NextToken",
-    "RankNet",
-    "Reward",
     "SoftmaxCrossEntropy",
     "TargetForm",
     "TargetKind",
@@ -56,9 +44,12 @@ __all__ = [
     "node_rank",
 ]
 
-__dir__ = public_names(__name__)
 
-LOSSES: Final[Mapping[str, type[Loss]]] = {
+def _is_loss(given: object) -> bool:
+    return isinstance(given, type) and issubclass(given, Loss)
+
+
+_BUILT_IN: dict[str, type[Loss] | str] = {
     "softmax_cross_entropy": SoftmaxCrossEntropy,
     "next_token": NextToken,
     "binary_cross_entropy": BinaryCrossEntropy,
@@ -70,19 +61,18 @@ LOSSES: Final[Mapping[str, type[Loss]]] = {
     "dice": Dice,
     "ctc": CTC,
     "transducer": Transducer,
-    "yolo": YOLO,
-    "detr": DETR,
     "triplet": Triplet,
     "info_nce": InfoNCE,
     "arcface": ArcFace,
     "cosface": CosFace,
     "distillation": Distillation,
-    "dpo": DPO,
-    "orpo": ORPO,
-    "kto": KTO,
-    "reward": Reward,
-    "multiple_negatives": MultipleNegatives,
-    "listnet": ListNet,
-    "ranknet": RankNet,
 }
-"""Losses by their names on the command line."""
+
+LOSSES: Final[Registry[type[Loss]]] = Registry("loss", _is_loss, "a class derived from Loss", _BUILT_IN)
+"""Losses by their names on the command line, with those of plugins."""
+
+__dir__ = public_names(__name__, LOSSES.class_names)
+
+
+def __getattr__(name: str) -> Any:
+    return LOSSES.of_class(name, __name__)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Final
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
+from onnxtrain.errors.registries import Registry
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
@@ -57,6 +59,9 @@ from onnxtrain.lowering.portable.shield_padded_weights import shield_padded_weig
 from onnxtrain.lowering.round_states import check_states, round_states
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 
+PASSES: Final[Registry[Callable[[ir.Model], object]]] = Registry("pass", callable, "a function that changes a model")
+"""Passes of plugins, which run first."""
+
 
 def lower_graph(
     model: ir.Model,
@@ -99,6 +104,8 @@ def lower_graph(
         )
     layers = number_layers(graph, options.recompute)  # known by names, of nodes that are there before any is fused
     check_patterns(graph, options.recompute, layers)
+    for change in PASSES.values():  # of plugins
+        change(model)
     recurrent = any(node.op_type in ("GRU", "LSTM", "RNN") for node in all_nodes(graph))
     if recurrent:
         from onnxtrain.lowering.fuse.fuse_recurrent import fuse_recurrent

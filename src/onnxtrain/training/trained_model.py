@@ -50,8 +50,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput
-    from onnxtrain.plugins.text.comparison_data import Comparisons
-    from onnxtrain.plugins.text.generation import TextGenerator
     from onnxtrain.training.inference.evaluation import Evaluator
 
 Source = Any
@@ -275,7 +273,7 @@ class TrainedModel:
             target=target,
             sample_weight=sample_weight,
             learning=False,
-            reference=self._reference,
+            config=self.config,
         )
         self._warn_of_rows(dataset)
         if (labels := self.data_adapter.take_new_labels()) is not None and self.data_adapter.labels_are_assumed:
@@ -286,12 +284,6 @@ class TrainedModel:
         if objective.targets is None:
             self.data_adapter.learn(dataset.columns, (target,))
         return evaluator, dataset
-
-    def _reference(self, source: Comparisons) -> np.ndarray:
-        """Predict with the model before training (:func:`predict_reference`)."""
-        from onnxtrain.training.inference.reference_model import predict_reference
-
-        return predict_reference(self.config, source)
 
     def _warn_of_rows(self, dataset: Dataset) -> None:
         """Warn of rows of data that were cut or left out.
@@ -358,20 +350,6 @@ class TrainedModel:
         )
         arrays = self._evaluator(objective.form, ema).predict(found, batch_size)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
-
-    def _text_generator(self, tokenizer: Any, chat_template: Any) -> TextGenerator:
-        """Return what continues prompts with the current weights, with a KV cache where the file has one.
-
-        Raises:
-            DataError: The model is no language model, or the tokenizer cannot be read.
-            OptionError: The loss trains scores or embeddings, or the model is in memory, and no tokenizer is given.
-        """
-        from onnxtrain.training.inference.text_continuation import text_generator
-
-        found = self.data_adapter.folder if tokenizer is None else tokenizer
-        if found is None:
-            raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
-        return text_generator(self.config, self.objective, self.executor.states, found, chat_template)
 
     @checks_arguments
     def predict_proba(

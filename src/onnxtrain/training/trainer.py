@@ -555,6 +555,7 @@ class Trainer(TrainedModel):
             warn_of([Hint(text, surprising=True)] if text else [])
         return found
 
+    @checks_arguments
     @trains
     def open_data(self, source: Source, *, target: str | None = None, sample_weight: Any = None) -> Dataset:
         """Open data to train on; the steps take targets and weights of this form from now on.
@@ -575,7 +576,7 @@ class Trainer(TrainedModel):
             target=target,
             sample_weight=sample_weight,
             learning=True,
-            reference=self._reference,
+            config=self.config,
         )
         self._warn_of_rows(dataset)
         self._use(objective.with_form(form).weighting(weights is not None))

@@ -21,11 +21,11 @@ from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import ReducedLoss, TargetForm, TargetKind, softplus
-from onnxtrain.losses.boxes import Boxes, assign, complete_iou, generalized_iou
 from onnxtrain.losses.groups import check_above_zero
 from onnxtrain.losses.probabilities import class_logits
 from onnxtrain.lowering.training_info.recipe import LossTerms, free_names
 from onnxtrain.metrics.base import Detections, MetricInput
+from onnxtrain.plugins.detection.boxes import Boxes, assign, complete_iou, generalized_iou
 
 _END = int(np.iinfo(np.int64).max)
 _GRID = 4

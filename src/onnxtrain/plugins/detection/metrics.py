@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import OptionError
-from onnxtrain.metrics.base import Detections, MetricInput, NamedMetric
+from onnxtrain.metrics.base import Detections, LossMetric, MetricInput, NamedMetric
 
 THRESHOLDS: Final = np.linspace(0.5, 0.95, 10)
 """Least IoU of a box with a true one to count as found."""
-
-DETECTION_METRICS: Final[dict[str, int]] = {"map": len(THRESHOLDS), "map_50": 1}
-"""Metrics of detections, by the number of thresholds that they are the mean of."""
 
 _RECALLS: Final = np.linspace(0, 1, 101)
 _MOST_BOXES: Final = 100
@@ -41,8 +39,8 @@ class _Found(NamedTuple):
     true: Array
 
 
-def detection_metric(metric_input: MetricInput, name: str) -> NamedMetric:
-    """Return a mean average precision for the predictions of a loss.
+def detection_metric(metric_input: MetricInput, name: str, count: int) -> NamedMetric:
+    """Return a mean average precision over the first thresholds for the predictions of a loss.
 
     Raises:
         OptionError: The loss is not one of a detector.
@@ -53,10 +51,13 @@ def detection_metric(metric_input: MetricInput, name: str) -> NamedMetric:
             f"The metric {name} is for boxes, but the loss {metric_input.loss} predicts none; it goes with yolo and "
             "detr."
         )
-    count = DETECTION_METRICS[name]
     return NamedMetric(
         name, lambda y_true, y_pred: _measured(y_true, decode(y_pred)), _joined, lambda found: _mean(found, count)
     )
+
+
+MAP: Final = LossMetric(functools.partial(detection_metric, name="map", count=len(THRESHOLDS)))
+MAP_50: Final = LossMetric(functools.partial(detection_metric, name="map_50", count=1))
 
 
 def _measured(y_true: Array, predicted: Detections) -> _Found:

@@ -173,11 +173,11 @@ class _Step:
     def _clear(self) -> None:
         """Set the sums of gradients, weights and losses to zero."""
         for name in (*self._names, "accumulated_weight", "accumulated_loss"):
-            self._trainer._states[name][...] = 0
+            self._trainer.executor.states[name][...] = 0
 
     def _add(self, sums: dict[str, np.ndarray], batch: Batch) -> float:
         """Add the clipped gradient of one example to the sums; return its loss."""
-        trainer, states = self._trainer, self._trainer._states
+        trainer, states = self._trainer, self._trainer.executor.states
         objective = trainer.objective
         found = trainer.executor.session.step(objective.inputs_of(batch) | objective.targets_of(batch), entry=0)
         weight = float(states["accumulated_weight"]) or 1.0

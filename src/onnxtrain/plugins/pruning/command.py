@@ -16,8 +16,8 @@ from onnxtrain.cli.configuration import Config, as_toml
 from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH
 from onnxtrain.cli.loss_flags import LossFlags
 from onnxtrain.cli.optimizer_flags import IntegerPair, PruningOptimizer
+from onnxtrain.cli.plugin_flags import ReaderFlags
 from onnxtrain.cli.process import quiet_on_request, unattended
-from onnxtrain.cli.reader_flags import ReaderFlags
 from onnxtrain.cli.training_flags import Training
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
 from onnxtrain.losses.base import TargetForm, TargetKind, node_rank
 from onnxtrain.losses.groups import GroupLoss, Rows, check_above_zero
-from onnxtrain.losses.preference_losses import mean_of_examples, named, scores, softplus
 from onnxtrain.lowering.training_info.recipe import LossTerms
+from onnxtrain.plugins.text.preference_losses import mean_of_examples, named, scores, softplus
 
 _FAR = 1e9
 

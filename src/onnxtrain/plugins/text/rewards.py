@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
@@ -9,11 +10,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import OptionError
-from onnxtrain.metrics.base import MetricInput, NamedMetric
-
-REWARD_METRICS: Final = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
-"""Mean reward of chosen and of rejected answers, their difference, and the share of pairs in which the chosen one has
-the higher reward."""
+from onnxtrain.metrics.base import LossMetric, MetricInput, NamedMetric
 
 _State = tuple[float, float, float, float, float]
 """Sums of the chosen and the rejected rewards, their counts, and the number of pairs in the right order."""
@@ -59,3 +56,7 @@ _VALUES: Final[dict[str, Callable[[_State], float]]] = {
     "rewards/margins": lambda state: _mean(state[0], state[2]) - _mean(state[1], state[3]),
     "rewards/accuracies": lambda state: _mean(state[4], state[2]),
 }
+
+CHOSEN, REJECTED, MARGINS, ACCURACIES = (LossMetric(functools.partial(reward_metric, name=name)) for name in _VALUES)
+"""Mean reward of chosen and of rejected answers, their difference, and the share of pairs in which the chosen one has
+the higher reward."""

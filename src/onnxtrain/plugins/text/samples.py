@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.plugins.text.generation import TextGenerator
+from onnxtrain.plugins.text.text_continuation import text_generator
 from onnxtrain.training.callbacks.base import Callback, TrainingState
-
-if TYPE_CHECKING:
-    from onnxtrain.plugins.text.generation import TextGenerator
 
 
 @checks_arguments
@@ -66,7 +65,7 @@ class Samples(Callback):
             DataError: It cannot be read, or the model is no language model.
             OptionError: The model has no folder, and no tokenizer is given.
         """
-        self._generator = state.trainer._text_generator(self._tokenizer, self._template)
+        self._generator = text_generator(state.trainer, self._tokenizer, self._template)
 
     def on_step_end(self, state: TrainingState) -> None:
         """Show samples, where it is time."""

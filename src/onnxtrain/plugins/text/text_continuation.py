@@ -9,31 +9,29 @@ from onnxtrain.errors import OptionError
 from onnxtrain.losses.cross_entropy import NextToken
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.plugins.text.generation import CachedModel, TextGenerator, WholeModel
-from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.training.objective import Objective
 from onnxtrain.training.prepare import prepare
+from onnxtrain.training.trained_model import TrainedModel
 from onnxtrain.training.working_copy.kv_cache import cache_outputs, head_size
 from onnxtrain.training.working_copy.training_modes import Modes
 
 
-def text_generator(
-    config: TrainingConfig, objective: Objective, states: StateBuffers, tokenizer: Any, chat_template: Any
-) -> TextGenerator:
-    """Return what continues prompts with the weights in ``states``.
+def text_generator(trainer: TrainedModel, tokenizer: Any = None, chat_template: Any = None) -> TextGenerator:
+    """Return a generator that continues prompts with the current weights of a trainer.
 
     Args:
-        config: Settings of the training.
-        objective: The model with its loss.
-        states: State buffers of the training.
-        tokenizer: A tokenizer, or the path of one or of its folder.
+        trainer: The trainer of a language model.
+        tokenizer: A tokenizer, or the path of one or of its folder; by default the one in the model's folder.
         chat_template: A template in Jinja, its path, or ``None`` for the tokenizer's.
 
     Raises:
         DataError: The model is no language model, or the tokenizer cannot be read.
-        OptionError: The loss trains scores or embeddings.
+        OptionError: The loss trains scores or embeddings, or the model is in memory, and no tokenizer is given.
     """
+    tokenizer = trainer.data_adapter.folder if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
+    config, objective, states = trainer.config, trainer.objective, trainer.executor.states
     if isinstance(objective.loss, GroupLoss):  # an example is several rows, a sample is one
         if objective.loss.texts not in ("pairs", "judged"):
             raise OptionError(
