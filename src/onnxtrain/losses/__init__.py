@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from onnxtrain.errors._internal import public_names
 from onnxtrain.errors.registries import Registry
-from onnxtrain.losses.base import Loss, TargetForm, TargetKind, examples, node_rank
+from onnxtrain.losses.base import Loss, ReducedLoss, TargetForm, TargetKind, examples, mean_over, node_rank
 from onnxtrain.losses.contrastive_losses import InfoNCE, Triplet
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.ctc_loss import CTC
@@ -35,12 +35,14 @@ __all__ = [
     "MeanAbsoluteError",
     "MeanSquaredError",
     "NextToken",
+    "ReducedLoss",
     "SoftmaxCrossEntropy",
     "TargetForm",
     "TargetKind",
     "Transducer",
     "Triplet",
     "examples",
+    "mean_over",
     "node_rank",
 ]
 
