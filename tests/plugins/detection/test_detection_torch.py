@@ -9,8 +9,8 @@ import pytest
 
 import onnxtrain
 from conformance import detection
-from losses.detectors import BOXES, CROWD, HEAD, LOGITS, SLOTS, R, X, model, prediction
 from onnxtrain.losses import YOLO
+from plugins.detection.detectors import BOXES, CROWD, HEAD, LOGITS, SLOTS, R, X, model, prediction
 
 torch = pytest.importorskip("torch")
 

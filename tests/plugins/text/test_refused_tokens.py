@@ -10,7 +10,7 @@ from onnx import parser
 import onnxtrain
 from onnxtrain import adapters, examples
 from onnxtrain.errors import DataError, ModelError, OptionError
-from text.chats import CHATS, language_model, tokenizer, write_rows
+from plugins.text.chats import CHATS, language_model, tokenizer, write_rows
 from zoo import language_model as zoo
 
 IDS = np.random.default_rng(0).integers(0, zoo.WORDS, (4, 8))

@@ -13,7 +13,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.plugins.text.text_continuation import text_generator
-from text.chats import CHATS, TEMPLATES, tokenizer, write_rows
+from plugins.text.chats import CHATS, TEMPLATES, tokenizer, write_rows
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -22,7 +22,7 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 pytestmark = [pytest.mark.torch, pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "language_models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "language_models.md"
 SOURCE = Path(onnxtrain.__file__).parents[1]
 
 

@@ -15,7 +15,7 @@ from onnxtrain import callbacks
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.plugins.text.generation import continued
 from onnxtrain.plugins.text.text_continuation import text_generator
-from text.chats import CHATS, language_model, tokenizer, write_rows
+from plugins.text.chats import CHATS, language_model, tokenizer, write_rows
 from zoo import language_model as zoo
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")

@@ -21,12 +21,12 @@ from onnxtrain.losses import LOSSES
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.plugins.text import ChatData, ComparisonData
 from onnxtrain.plugins.text.comparison_data import FORMS, Comparisons
-from text.chats import CHATS, language_model, tokenizer, write_rows
+from plugins.text.chats import CHATS, language_model, tokenizer, write_rows
 
 pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-PAGE = Path(__file__).parents[2] / "docs" / "language_models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "language_models.md"
 PAIRS: list[dict[str, Any]] = [
     {"prompt": chat[:-1], "chosen": chat[-1:], "rejected": [{"role": "assistant", "content": f"No, {number}."}]}
     for number, chat in enumerate(CHATS * 6)

@@ -14,7 +14,7 @@ from zoo.mnist_files import write_digits, write_idx
 
 pytestmark = pytest.mark.thorough
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pruning.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "pruning.py"
 sys.path.append(str(SCRIPT.parent))
 
 import shifted  # noqa: E402

@@ -16,7 +16,7 @@ from pruned_models import run
 import onnxtrain
 from onnxtrain.cli import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 sys.path.append(str(ROOT / "benchmarks"))
 

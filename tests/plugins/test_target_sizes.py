@@ -18,14 +18,14 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import onnxtrain
-from losses import detectors
-from losses.test_group_losses import CASES as GROUPS
-from losses.test_losses_by_batch import made
 from onnxtrain.errors import DataError
 from onnxtrain.graph import Builder
 from onnxtrain.losses import LOSSES
 from onnxtrain.runtime.failures import require_shape
 from onnxtrain.training.trainer import Trainer
+from plugins.detection import detectors
+from plugins.test_losses_by_batch import made
+from plugins.text.test_group_losses import CASES as GROUPS
 
 RANDOM = np.random.default_rng(0)
 N, C, H, W = 4, 4, 3, 5

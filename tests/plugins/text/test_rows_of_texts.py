@@ -14,7 +14,7 @@ import onnxtrain
 from onnxtrain.data import pack
 from onnxtrain.errors import CheckpointError, DataError
 from onnxtrain.plugins.text import ChatData, ComparisonData
-from text.chats import CHATS, language_model, tokenizer
+from plugins.text.chats import CHATS, language_model, tokenizer
 
 pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")

@@ -13,7 +13,7 @@ from pruned_models import mlp, run
 import onnxtrain
 from onnxtrain.plugins.sparse import compile as compiling
 
-sys.path.append(str(Path(__file__).parents[2] / "ops"))
+sys.path.append(str(Path(__file__).parents[3] / "ops"))
 
 import onnxtrain_ops
 

@@ -15,7 +15,7 @@ from onnxtrain.errors import CheckpointError, DataError, OptionError, TrainingHi
 from onnxtrain.plugins.text import ChatData
 from onnxtrain.plugins.text.rows import Row
 from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
-from text.chats import CHATS, ENDED, GENERATION, TEMPLATES, THINKING, language_model, tokenizer, write_rows
+from plugins.text.chats import CHATS, ENDED, GENERATION, TEMPLATES, THINKING, language_model, tokenizer, write_rows
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")

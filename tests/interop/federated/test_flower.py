@@ -441,7 +441,7 @@ def test_arguments_of_a_client_are_checked(path):
 def test_the_page_runs(tmp_path):
     """The examples of docs/federated.md make their apps, with the page's folder replaced."""
     page = (
-        (Path(__file__).resolve().parents[2] / "docs" / "federated.md").read_text().replace('"/data/', f'"{tmp_path}/')
+        (Path(__file__).resolve().parents[3] / "docs" / "federated.md").read_text().replace('"/data/', f'"{tmp_path}/')
     )
     blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 4

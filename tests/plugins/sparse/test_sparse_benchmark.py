@@ -11,11 +11,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks"))
 
-import onnxtrain  # noqa: E402
 import sparse as benchmark  # noqa: E402
+
+import onnxtrain  # noqa: E402
 
 
 def test_the_roofline_counts_windows_and_rows():

@@ -15,7 +15,7 @@ from pruned_models import mlp, run
 import onnxtrain
 from onnxtrain.plugins.sparse import compile as compiling
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow  # it compiles all kernels

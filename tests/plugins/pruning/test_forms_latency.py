@@ -13,7 +13,7 @@ from zoo.mnist_files import write_digits
 
 pytestmark = pytest.mark.thorough
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 sys.path.append(str(SCRIPTS))
 
 import sparse_forms as forms  # noqa: E402

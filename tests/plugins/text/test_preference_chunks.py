@@ -8,10 +8,10 @@ from onnx import numpy_helper, parser
 
 import onnxtrain
 from losses.test_chunks import HEADS, K, V, check_memory_falls, model
-from losses.test_group_losses import COUNTS, DESIRABLE, REFERENCE, N, T
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import DPO, KTO, LOSSES, ORPO
 from onnxtrain.losses.groups import GroupLoss
+from plugins.text.test_group_losses import COUNTS, DESIRABLE, REFERENCE, N, T
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, 2, T, K))

@@ -24,8 +24,8 @@ from onnxtrain.training.examples import mlp
 pytest.importorskip("flwr", minversion="1.41", reason="Flower 1.41 is not installed: pip install 'onnxtrain[flower]'")
 pytestmark = pytest.mark.thorough
 
-_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "federated" / "processes.py"
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "federated.md"
+_EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "federated" / "processes.py"
+_PAGE = Path(__file__).resolve().parents[3] / "docs" / "federated.md"
 
 
 def _federation(*arguments):

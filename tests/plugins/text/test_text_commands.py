@@ -13,12 +13,12 @@ import pytest
 
 import onnxtrain
 from onnxtrain.cli import main
-from text.chats import CHATS, language_model, tokenizer, write_rows
+from plugins.text.chats import CHATS, language_model, tokenizer, write_rows
 
 pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-PAGE = Path(__file__).parents[2] / "docs" / "language_models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "language_models.md"
 Run = Callable[..., str]
 
 

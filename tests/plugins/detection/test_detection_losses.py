@@ -13,11 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from conformance import detection
-from losses.detectors import BOXES, CELLS, CROWD, HEAD, LOGITS, SLOTS, C, R, X, model, prediction
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.losses import DETR, YOLO
 from onnxtrain.plugins.detection.boxes import assign
+from plugins.detection.detectors import BOXES, CELLS, CROWD, HEAD, LOGITS, SLOTS, C, R, X, model, prediction
 
 
 def stepped(loss, values, targets, names=None, sample_weight=None):

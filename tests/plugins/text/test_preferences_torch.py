@@ -11,7 +11,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.plugins.text import ComparisonData
-from text.chats import tokenizer
+from plugins.text.chats import tokenizer
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

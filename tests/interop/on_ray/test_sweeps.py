@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.thorough
 
-_EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "sweeps"
+_EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "sweeps"
 
 
 def _sweep(name: str, trials: int) -> tuple[float, int]:

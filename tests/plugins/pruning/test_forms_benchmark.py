@@ -12,7 +12,7 @@ from zoo.mnist_files import write_digits
 
 pytestmark = pytest.mark.thorough
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sparse_forms.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "sparse_forms.py"
 sys.path.append(str(SCRIPT.parent))
 
 import sparse_forms as forms  # noqa: E402

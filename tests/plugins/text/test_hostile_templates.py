@@ -14,7 +14,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.plugins.text import tokenizer_files
 from onnxtrain.plugins.text.rows import Row, in_blocks, read_rows
 from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
-from text.chats import CHATS, tokenizer
+from plugins.text.chats import CHATS, tokenizer
 
 pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
