@@ -15,7 +15,6 @@ from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.naming import in_order
 from onnxtrain.errors import CheckpointError, DataError, ModelError
-from onnxtrain.interop.sklearn import OnnxClassifier
 
 LOSS = "cross_entropy"
 RNG = np.random.default_rng(3)
@@ -340,9 +339,10 @@ def test_a_dataset_that_was_opened_before_comes_into_order():
     assert trainer.evaluate(opened) == trainer.evaluate(X, TEXTS)
 
 
+@pytest.mark.plugins
 def test_estimators_read_frames_by_name(tmp_path):
     pandas = pytest.importorskip("pandas")
-    trainer = new_trainer()
+    classifier, trainer = onnxtrain.sklearn.OnnxClassifier, new_trainer()
     trainer.fit(Frame(columns()), target="kind", **SETTINGS)
     trainer.save(tmp_path / "tuned.onnx")
 
@@ -350,16 +350,16 @@ def test_estimators_read_frames_by_name(tmp_path):
         return pandas.DataFrame({name: X[:, NAMES.index(name)] for name in order})
 
     settings = {"epochs": 2, "random_state": 1}
-    expected = OnnxClassifier(tmp_path / "tuned.onnx", **settings).fit(frame(NAMES), TEXTS)
+    expected = classifier(tmp_path / "tuned.onnx", **settings).fit(frame(NAMES), TEXTS)
     order = ["e", "a", "10", "b", "height"]
-    other = OnnxClassifier(tmp_path / "tuned.onnx", **settings).fit(frame(order), TEXTS)
+    other = classifier(tmp_path / "tuned.onnx", **settings).fit(frame(order), TEXTS)
     np.testing.assert_array_equal(other.predict_proba(frame(order)), expected.predict_proba(frame(NAMES)))
     other.save(tmp_path / "again.onnx")
     again = onnxtrain.Trainer(tmp_path / "again.onnx", loss=LOSS)
     assert (again.columns, again.labels) == ({"input": NAMES}, ("ash", "elm", "oak"))
     with pytest.raises(DataError, match="lacks 'b' and has 'c' besides"):
-        OnnxClassifier(tmp_path / "tuned.onnx", **settings).fit(frame(NAMES).rename(columns={"b": "c"}), TEXTS)
-    fresh = OnnxClassifier(epochs=1).fit(frame(order), TEXTS)
+        classifier(tmp_path / "tuned.onnx", **settings).fit(frame(NAMES).rename(columns={"b": "c"}), TEXTS)
+    fresh = classifier(epochs=1).fit(frame(order), TEXTS)
     assert fresh.trainer_.columns == {"input": tuple(order)}
 
 

@@ -25,7 +25,6 @@ from onnx import numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import BusyError, OptionError
-from onnxtrain.interop.sklearn import OnnxClassifier
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.inference.evaluation import Evaluator
 
@@ -312,12 +311,14 @@ def test_a_training_session_refuses_a_second_thread():
     session.step(feeds)
 
 
+@pytest.mark.plugins
 def test_an_estimator_predicts_while_another_thread_trains_it():
     x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     old, new = np.repeat(["ash", "elm"], 20), np.array([0, 1, 2, 3] * 10)
-    estimator = OnnxClassifier(hidden_layer_sizes=(8,), epochs=3, random_state=0, threads=1).fit(x, old)
+    settings = {"hidden_layer_sizes": (8,), "epochs": 3, "random_state": 0, "threads": 1}
+    estimator = onnxtrain.sklearn.OnnxClassifier(**settings).fit(x, old)
     before = estimator.predict_proba(x)
-    again = OnnxClassifier(hidden_layer_sizes=(8,), epochs=3, random_state=0, threads=1).fit(x, new).predict_proba(x)
+    again = onnxtrain.sklearn.OnnxClassifier(**settings).fit(x, new).predict_proba(x)
     end = threading.Event()
     seen: set[bytes] = set()
 
