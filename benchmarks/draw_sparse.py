@@ -2,7 +2,7 @@
 
     python benchmarks/draw_sparse.py [--folder docs/pictures]
 
-The tables are those of docs/benchmarks/sparse_forms.md, sparse.md and structures.md. Each PNG file holds the checksum
+The tables are those of benchmarks/pages/sparse_forms.md, sparse.md and structures.md. Each PNG file holds the checksum
 of the rows that it shows.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+PAGES = Path(__file__).resolve().parent / "pages"
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 COLOURS = {"single": "#2563eb", "4x1": "#ea580c", "16x1": "#16a34a", "1x4": "#9333ea"}
 COLOURS |= {"channels": "#be123c", "2:4": "#ca8a04"}
@@ -26,13 +27,13 @@ INT8, PEER, GREY = "#111827", "#0891b2", "#94a3b8"
 Row = dict[str, str]
 
 
-def table(page: str, columns: str, title: str = "", docs: Path = DOCS) -> list[Row]:
+def table(page: str, columns: str, title: str = "", pages: Path = PAGES) -> list[Row]:
     """Return the rows of the first table of a page whose header begins with these columns, after this title.
 
     Raises:
         SystemExit: The page has no such table.
     """
-    path = docs / "benchmarks" / page
+    path = pages / page
     lines = iter(path.read_text(encoding="utf-8").splitlines())
     found = not title
     for line in lines:
@@ -62,28 +63,28 @@ def number(text: str) -> float:
     return float(match[0])
 
 
-def forms_rows(docs: Path = DOCS) -> dict[str, list[Row]]:
+def forms_rows(pages: Path = PAGES) -> dict[str, list[Row]]:
     """The finals of each model by form, and "int8" with a row for each model and the finals' dense error in it."""
-    int8 = table("sparse_forms.md", "| model | dense float32, error", docs=docs)
+    int8 = table("sparse_forms.md", "| model | dense float32, error", pages=pages)
     rows = {"int8": int8}
-    page = (docs / "benchmarks" / "sparse_forms.md").read_text(encoding="utf-8")
+    page = (pages / "sparse_forms.md").read_text(encoding="utf-8")
     for row in int8:
         title = f"{row['model']}, finals"
-        rows[row["model"]] = table("sparse_forms.md", "| form | method", title, docs)
+        rows[row["model"]] = table("sparse_forms.md", "| form | method", title, pages)
         row["dense, mean"] = re.findall(rf"^{title}:.*; dense ([\d.]+) %:$", page, re.MULTILINE)[0]
     return rows
 
 
-def speed_rows(docs: Path = DOCS) -> dict[str, list[Row]]:
+def speed_rows(pages: Path = PAGES) -> dict[str, list[Row]]:
     """The rows of models whose names have a share of zeros and a form."""
-    rows = table("sparse.md", "| model | threads | dense, ms", docs=docs)
+    rows = table("sparse.md", "| model | threads | dense, ms", pages=pages)
     return {"": [row for row in rows if re.search(r", \d+%, \d+x1$", row["model"])]}
 
 
-def structure_rows(docs: Path = DOCS) -> dict[str, list[Row]]:
+def structure_rows(pages: Path = PAGES) -> dict[str, list[Row]]:
     """The architectures by library."""
     found: dict[str, list[Row]] = {}
-    for row in table("structures.md", "| architecture | library", docs=docs):
+    for row in table("structures.md", "| architecture | library", pages=pages):
         found.setdefault(row["library"], []).append(row)
     return found
 
@@ -200,14 +201,14 @@ def checksum(rows: dict[str, list[Row]]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
-def draw(folder: Path, docs: Path = DOCS) -> None:
+def draw(folder: Path, pages: Path = PAGES) -> None:
     """Write all figures, in few colours so that the files are small."""
     from matplotlib.figure import Figure
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
     for name, (read, paint) in FIGURES.items():
-        rows = read(docs)
+        rows = read(pages)
         figure = Figure(layout="constrained")
         paint(figure, rows)
         drawn = io.BytesIO()

@@ -1,6 +1,6 @@
 """Optimizer steps against the speed of memory and against PyTorch, NumPy and ONNX's reference evaluator.
 
-    python benchmarks/optimizers.py [--quick] [--threads N] [--output docs/benchmarks/optimizers.md]
+    python benchmarks/optimizers.py [--quick] [--threads N] [--output benchmarks/pages/optimizers.md]
 
 Every case is a number of float32 parameters in a number of equal tensors. The limit is measured beside the peers: a
 plain vectorized loop that reads and writes the same bytes with the same threads. The peers alternate, with pauses in

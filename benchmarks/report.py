@@ -1,4 +1,4 @@
-"""Run the benchmarks and write their tables into docs/benchmarks/: one command for a quiet machine.
+"""Run the benchmarks and write their tables into benchmarks/pages/: one command for a quiet machine.
 
     python benchmarks/report.py                                # everything that needs no data, about 45 minutes
     python benchmarks/report.py --mnist FOLDER                 # MNIST too
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness import FOLDER
 
-PAGES = FOLDER.parent / "docs" / "benchmarks"
+PAGES = FOLDER / "pages"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mnist", metavar="FOLDER", help="folder of MNIST's original files")
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=PYTHON", help="see step.py")
     parser.add_argument("--quick", action="store_true", help="test runs: the figures mean nothing")
-    parser.add_argument("--pages", type=Path, default=PAGES, help="the folder of pages to write into (docs/benchmarks)")
+    parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the pages (benchmarks/pages)")
     options = parser.parse_args(arguments)
     commands = sections(options.environment, options.mnist)
     chosen = options.only.split(",") if options.only else list(commands)

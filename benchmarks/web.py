@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 import onnxtrain
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks" / "web.md"
+PAGE = ROOT / "benchmarks" / "pages" / "web.md"
 HEADING = "# In a browser"
 PEERS = ("onnxtrain", "onnxruntime-web/training 1.18", "TensorFlow.js, WASM", "TensorFlow.js, CPU")
 BATCH = 32

@@ -9,6 +9,7 @@
 | ``run.py`` | runs it on a runtime of Python; needs numpy, onnx and that runtime, and nothing of onnxtrain |
 | ``run_web.mjs``, ``run.cpp`` | run it on onnxruntime-web and on ONNX Runtime from C++ |
 | ``scoreboard.py`` | writes the tables of ``docs/conformance.md`` from ``results/`` |
+| ``offer.md`` | an offer of the suite to ONNX, which is ready to send |
 
 The inputs of gradients are those of ``tests/autodiff/cases``; the formulas of optimizers those of
 ``tests/operators/operator_pages.py``, which know nothing of onnxtrain.

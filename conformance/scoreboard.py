@@ -45,7 +45,15 @@ def tables(found: list[dict[str, Any]]) -> str:
     titles = [f"{one['runtime']} {one['version']}" for one in found]
     head = "| cases | form | number | " + " | ".join(titles) + " |\n" + "| --- " * (3 + len(found)) + "|\n"
     machines = sorted({one["machine"] for one in found})
-    return f"{head}" + "\n".join(lines) + f"\n\nRun on {' and '.join(machines)}.\n\n" + "\n".join(map(failures, found))
+    return f"{head}" + "\n".join(lines) + f"\n\nRun on {' and '.join(machines)}.\n\n" + _sections(found)
+
+
+def _sections(found: list[dict[str, Any]]) -> str:
+    """The failures under the runtimes that share them."""
+    runtimes: dict[str, list[str]] = {}
+    for one in found:
+        runtimes.setdefault(failures(one), []).append(f"{one['runtime']} {one['version']}")
+    return "\n".join(f"### {', '.join(names)}\n\n{text}" for text, names in runtimes.items())
 
 
 def failures(one: dict[str, Any]) -> str:
@@ -60,11 +68,11 @@ def failures(one: dict[str, Any]) -> str:
         whole = set(one["counts"][key]) == {"refused"}
         operator = name.removeprefix("test_").split("_")[0] if kind in ("gradient", "second_order") else WORDS[kind]
         verdicts.setdefault(verdict, Counter())[operator] += one["counts"][key]["refused"] if whole else 1
-    text = f"### {one['runtime']} {one['version']}\n\n"
     if not verdicts:
-        return text + "No case failed of the forms that it has operators for.\n"
+        return "No case failed of the forms that it has operators for.\n"
+    text = ""
     for verdict, operators in sorted(verdicts.items()):
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(operators.items()))
+        names = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(operators.items()))
         text += f"- {sum(operators.values())} {verdict}: {names}.\n"
     return text
 

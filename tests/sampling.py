@@ -6,7 +6,8 @@ Of these, ``.ci/run`` takes one in three; the others are marked ``sweep``, too. 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
 ``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
 
-A test of more than ``MANY`` cases without such a mark runs with one case in three; ``.ci/run`` takes the others, too.
+A test of more than ``MANY`` cases without such a mark runs with one case in five; of the others, ``.ci/run`` takes one in
+two, and the rest are marked ``sweep``.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ def mark(items: Sequence[pytest.Item]) -> None:
             if is_thorough or _turn(number, 3):
                 case.add_marker("sweep")
     for cases in _by_test(items, lambda item: not any(map(item.get_closest_marker, ("sampled", *_OWN_RUNS)))):
-        for place, case in enumerate(cases if len(cases) > MANY else ()):
-            if _turn(place, 3):
-                case.add_marker("thorough")
+        left_out = [case for place, case in enumerate(cases) if len(cases) > MANY and _turn(place, 5)]
+        for number, case in enumerate(left_out):
+            case.add_marker("thorough")
+            if _turn(number, 2):
+                case.add_marker("sweep")
 
 
 def _by_test(items: Sequence[pytest.Item], is_meant: Callable[[pytest.Function], bool]) -> list[list[pytest.Function]]:

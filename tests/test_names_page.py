@@ -19,12 +19,26 @@ def test_a_name_without_documentation_is_found(monkeypatch):
     assert names_page.undocumented() == ["onnxtrain.data.CsvFile"]
 
 
-def test_summaries_fit_a_table():
+def test_a_summary_is_one_sentence_on_one_line():
     def described():
         """The first | sentence of
-        :class:`~onnxtrain.Trainer` and ``x``.
+        :class:`~onnxtrain.Trainer` and ``x``. Another one.
 
         More.
         """
 
-    assert names_page.summary(described) == r"The first \| sentence of `onnxtrain.Trainer` and `x`."
+    assert names_page.summary(described) == "The first | sentence of `onnxtrain.Trainer` and `x`"
+
+
+def test_a_long_summary_ends_at_its_colon():
+    def described():
+        """Softmax cross-entropy of logits: mean over all the labels that count of -w_t log softmax(z)_t."""
+
+    assert names_page.summary(described) == "Softmax cross-entropy of logits"
+
+
+def test_no_name_is_missing_from_the_page():
+    text = names_page.PAGE.read_text()
+    for heading, entries in names_page.sections():
+        for name, value in entries:
+            assert f"`{name}`" in text or not names_page.is_described(value), f"{heading}.{name}"

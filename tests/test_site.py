@@ -27,6 +27,11 @@ def test_links_out_of_the_site_become_words():
     assert site_hooks.without_outer_links(text, Path("benchmarks")) == expected
 
 
+def test_the_navigation_has_four_kinds_of_pages():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    assert re.findall(r"^  - (.+):$", navigation, re.MULTILINE) == ["First steps", "How to", "Reference", "Why"]
+
+
 @pytest.mark.thorough
 def test_the_site_builds(tmp_path):
     """Strictly: a page that the navigation lacks, a link or an anchor that leads nowhere are errors."""

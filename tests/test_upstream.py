@@ -1,4 +1,4 @@
-"""docs/upstream.md has a report for every open entry of the registry of upstream bugs, and its programs run."""
+"""docs/upstream.md has a row for every open entry of the registry of upstream bugs; the programs of its reports run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,33 @@ def test_the_page_is_up_to_date():
 def test_no_open_entry_is_missing_and_no_closed_one_is_there():
     text = upstream_page.PAGE.read_text()
     for entry in BOOK:
-        assert (f"### {entry.package}: {entry.name}\n" in text) == (entry.gone is None), entry.name
+        section = text.partition(f"## Bugs of {entry.package}\n")[2].partition("\n## ")[0]
+        assert (f"\n| {entry.name} | " in section) == (entry.gone is None), entry.name
         assert entry.package in upstream_page.LINKS
+
+
+def test_a_row_says_versions_symptom_and_workaround():
+    text = upstream_page.PAGE.read_text()
+    for entry in upstream_page.open_entries():
+        oldest, newest = entry.seen
+        cells = [entry.name, newest if oldest == newest else f"{oldest} to {newest}", entry.wrong, entry.done]
+        assert f"\n| {' | '.join(cells)} |\n" in text
+        assert not any("|" in cell for cell in cells)
+
+
+def test_the_tool_prints_a_report_that_is_ready_to_send(capsys):
+    upstream_page.main(["evaluated Scan"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("# onnx: evaluated Scan\n\nTo report at https://github.com/onnx/onnx/issues.\n")
+    assert printed.count("```") == 2
+    assert 'print("present" if ' in printed
+    with pytest.raises(SystemExit, match=r"No open bug is named 'evaluated Scam'; there are .*evaluated Scan"):
+        upstream_page.main(["evaluated Scam"])
+
+
+def test_every_open_entry_has_a_report():
+    for entry in upstream_page.open_entries():
+        assert upstream_page.report(entry).count("```") in (2, 4), entry.name
 
 
 @pytest.mark.parametrize(

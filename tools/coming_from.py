@@ -1,8 +1,8 @@
-"""Write the forty tasks of docs/coming_from.md, with the lines each takes here and in the shortest peer.
+"""Write the tasks of docs/coming_from.md that take another number of lines here than in the shortest peer.
 
     python tools/coming_from.py
 
-It counts statements without imports. The code is in `coming_from_tasks.py`, and a test runs it.
+It counts statements without imports. The code of all forty is in `coming_from_tasks.py`, and a test runs it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ def lines(code: str) -> int:
     return sum(not isinstance(node, ast.Import | ast.ImportFrom) for node in found)
 
 
-def row(task: Task) -> str:
-    """A line of the table."""
-    mark = "" if task.runs else ", not run"
-    there = f"{lines(task.there)} ({task.peer}{mark})" if task.there else "-"
-    return f"| {task.title} | {lines(task.here)} | {there} |"
+def differs(task: Task) -> bool:
+    """Return whether a task takes another number of statements here, or is offered here only."""
+    return lines(task.here) != lines(task.there)
 
 
-def section(heading: str, tasks: list[Task]) -> str:
-    """A group of tasks: the table, and the code that is counted."""
-    table = "\n".join(["| task | here | elsewhere |", "|---|---:|---|", *map(row, tasks)])
-    code = "\n\n".join(f"# {task.title}\n{task.here}" for task in tasks)
-    return f"### {heading}\n\n{table}\n\n```py\n{code}\n```"
+def counted(task: Task) -> str:
+    """A task's title with its statements here and elsewhere."""
+    there = f"{task.peer} {lines(task.there)}" if task.there else "here only"
+    return f"{task.title} ({lines(task.here)}, {there})"
 
 
 def generated() -> str:
-    """All groups, and the sum."""
+    """The sum, and the code of the tasks that differ."""
     tasks = [task for group in TASKS.values() for task in group]
-    offered = [task for task in tasks if task.there]
-    here, there = (sum(lines(getattr(task, name)) for task in offered) for name in ("here", "there"))
+    shown = [task for task in tasks if differs(task)]
+    both = [task for task in shown if task.there]
+    here, there = (sum(lines(getattr(task, name)) for task in both) for name in ("here", "there"))
     total = (
-        f"{len(tasks)} tasks; the {len(offered)} that others offer, too, take {here} lines here and {there} in the "
-        "peer that needs the fewest."
+        f"Of {len(tasks)} tasks, {len(tasks) - len(shown)} take the same number, {len(both)} take {here} here, "
+        f"{there} there, and {len(shown) - len(both)} are offered here only:"
     )
-    return "\n\n".join([total, *(section(heading, group) for heading, group in TASKS.items())])
+    code = "\n\n".join(f"# {counted(task)}\n{task.here}" for task in shown)
+    return f"{total}\n\n```py\n{code}\n```"
 
 
 def page(text: str) -> str:

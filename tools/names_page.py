@@ -1,4 +1,4 @@
-"""Writes docs/names.md: every public name with the first sentence of its docstring.
+"""Write docs/names.md: every public name with the beginning of its docstring.
 
 python tools/names_page.py
 """
@@ -18,27 +18,36 @@ MODULES = (
     "losses", "metrics", "schedules", "callbacks", "data", "layers", "sklearn", "distributed", "pruning", "examples",
     "adapters", "text", "hub", "testing", "operators", "kernels", "errors",
 )  # fmt: skip
+LONG = 9  # words
+CLAUSES = "which|whose|where|such|like|for|per|written|as|so|in|with|from|scaled|else|epoch|every"
 CLASSES = ("Trainer", "TrainingSession")
 HEAD = """# Names
 
-What `import onnxtrain` offers, each name with the first sentence of its documentation; `help(onnxtrain.Trainer)`
-has the rest: arguments, shapes, errors, examples. These names and their signatures are
-[promised](releases.md#versions). Written by `python tools/names_page.py`.
+The public names of `import onnxtrain`, which [keep their signatures](releases.md#versions). `help(onnxtrain.Trainer)`
+has arguments, shapes, errors and examples. A name of the first list is not repeated under its module. Written by
+`python tools/names_page.py`.
 """
 
 
 def summary(value: Any) -> str:
-    """The first sentence of a docstring, on one line, fit for a table."""
+    """The first sentence of a docstring, on one line; a long one ends at its colon or at a clause behind a comma."""
     text = inspect.getdoc(value) or ""
     paragraph = " ".join(text.split("\n\n")[0].split())
-    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", paragraph).replace("``", "`").replace("|", "\\|")
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", paragraph).replace("``", "`")
+    sentence = re.split(r"(?<=[a-z)`])[.;] ", plain)[0].removesuffix(".")
+    if len(sentence.split()) > LONG:
+        sentence = re.sub(r"(?<= )([^ :]+): .*", r"\1", sentence)
+    if len(sentence.split()) > LONG:
+        sentence = re.sub(rf", ({CLAUSES}) .*", "", sentence)
+    return sentence
 
 
 def public_names(module: Any) -> list[str]:
     """The names of a module: those it lists, else the functions and classes that it defines."""
     listed = getattr(module, "__all__", None)
     if listed is not None:
-        return sorted({*listed, *(name for name in dir(module) if not name.startswith("_"))}, key=str.lower)
+        names = {*listed, *(name for name in dir(module) if not name.startswith("_"))}  # also those of plugins
+        return sorted(sorted(names), key=str.lower)
     defined = [
         name
         for name, value in vars(module).items()
@@ -55,9 +64,13 @@ def methods(owner: type) -> Iterator[str]:
 
 
 def rows(entries: list[tuple[str, Any]]) -> str:
-    """Format a table of names and summaries."""
-    lines = [f"| `{name}` | {summary(value)} |" for name, value in entries]
-    return "\n".join(["| name | what it is |", "| --- | --- |", *lines])
+    """Format a list of names and summaries; nine functions that differ in their optimizer only share a line."""
+    lines: dict[str, list[str]] = {}
+    for name, value in entries:
+        text = summary(value).removeprefix(f"{name}: ")
+        optimizer = rf"(the operator|one step)( of)? {name.strip('_')}\b"
+        lines.setdefault(re.sub(optimizer, r"\1 of that optimizer", text, flags=re.I), []).append(f"`{name}`")
+    return "\n".join(f"- {', '.join(names)}: {text}" for text, names in lines.items())
 
 
 def is_described(value: Any) -> bool:
@@ -90,10 +103,13 @@ def sections() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
 
 
 def page() -> str:
-    """The page as text."""
+    """The page as text; a name that the package offers itself is not repeated under its module."""
     parts = [HEAD]
+    offered: set[int] = set()
     for heading, entries in sections():
-        described = [(name, value) for name, value in entries if is_described(value)]
+        described = [(name, value) for name, value in entries if is_described(value) and id(value) not in offered]
+        if not offered:
+            offered = {id(value) for _, value in described}
         parts.append(f"## {heading}\n\n{rows(described)}\n")
     return "\n".join(parts)
 

@@ -25,11 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "autodiff")]
 
-from autodiff.case import all_rows  # noqa: E402
 from autodiff.sweep import tables as sweep_tables  # noqa: E402
 from autodiff.sweep.outcome import Outcome  # noqa: E402
 from autodiff.sweep.run import sweep_all  # noqa: E402
-from autodiff.sweep.subjects import node_tests, refusal  # noqa: E402
+from autodiff.sweep.subjects import node_tests  # noqa: E402
 
 BEGIN = "<!-- generated: python tools/operators_page.py --conventions -->"
 END = "<!-- end of the generated part -->"
@@ -38,24 +37,24 @@ _HEAD = """# Operators and their gradients
 
 Written by `python tools/operators_page.py`; do not edit.
 
-The operators of ONNX's default domain up to opset {newest}, and the operators of other domains that have a rule or a
-body in standard operators.
+The operators of ONNX's default domain up to opset {newest}, and those of other domains with a rule or a body in
+standard operators. Models below opset 18 are upgraded to it first.
+
 Each node test of ONNX's backend suite with a floating-point input and output is a gradient check: at its own opset
 with static shapes, with known ranks, with unknown shapes and with its integer inputs as constants; then at the
 opsets {opsets}, if it can be converted. The forward results must not change, the gradient along random
 directions must equal central differences in float64 by ONNX's reference evaluator, and ONNX Runtime must agree in
-float32 if it has the operator.
+float32 if it has the operator. [Tables of the test](../tests/autodiff/sweep/tables.py) list the exceptions with their
+reasons.
 
-- **versions**: the opsets at which the operator changed. Models below opset 18 are upgraded to it first.
-- **by**: a rule (with its versions if limited), or the body: the function by which ONNX defines it.
-- **tests**: the number of ONNX's tests that are used. **rows**: the number of test cases of this project.
-- **checks** and **opsets**: the number of comparisons, and their opsets.
 - **worst error**: the largest one relative to the gradient's norm (or to one, if that is larger); in float32
-  if marked with an asterisk.
+  if marked with an asterisk. Empty if none of ONNX's tests can be used: then only tests of this project check the
+  gradient.
 - **PyTorch**: the largest difference from PyTorch's gradient in float64, relative to the largest value, if PyTorch
   has the operator.
-- **needs**: requirements of the gradient: a known rank (by shape inference), constants (computed axes are refused).
-- **twice**: whether the gradient of the gradient is also checked.
+- **notes**: "body" if the gradient is that of the function by which ONNX defines the operator, else it is a rule, with
+  its versions if limited; what the gradient needs: a known rank (by shape inference), constants (computed axes are
+  refused); "once" if these tests do not check the gradient of the gradient.
 
 {summary}
 
@@ -97,48 +96,36 @@ def operators_document(outcomes: Sequence[Outcome]) -> str:
     """The whole of ``docs/operators.md``."""
     names = standard_operators()
     ways = {name: differentiated_by(name) for name in names}
-    tests = Counter(test.operator for test in node_tests())
-    used = Counter(test.operator for test in node_tests() if refusal(test) is None)
-    rows = Counter(operator for case in all_rows() for operator in case.operators)
     lines = []
     for name in (name for name in names if ways[name]):
         found = [outcome for outcome in outcomes if outcome.operator == name]
-        counts = f"{used[name]} of {tests[name]}" if tests[name] else "none"
-        cells = [f"`{name}`", versions(name), ways[name], counts, str(rows["", name]), *_figures(name, found)]
-        lines.append(_row(cells))
-    titles = ["operator", "versions", "by", "tests", "rows"]
-    titles += ["checks", "opsets", "worst error", "PyTorch", "needs", "twice"]
+        lines.append(_row([f"`{name}`", *_figures(name, ways[name], found)]))
+    titles = ["operator", "worst error", "PyTorch", "notes"]
     text = _HEAD.format(
         newest=sweep_tables.NEWEST, opsets=", ".join(map(str, sweep_tables.OPSETS)), summary=_summary(outcomes, ways)
     )
     text += "## Differentiable\n\n" + _table(titles, lines)
-    text += "\n## Of other domains\n\n" + _table(["operator", "domain", "by", "rows"], _other_domains(rows))
+    text += "\n## Of other domains\n\n" + _table(["domain", "by", "operators"], _other_domains())
     text += "\n## Without a gradient\n\n" + no_gradient_table()
-    return text + "\n## Exceptions of the sweep\n\n" + _exceptions()
+    return text + "\nFloating-point inputs and outputs without a gradient:\n\n" + _silent_values()
 
 
-def versions(operator: str) -> str:
-    """The opsets at which a standard operator changed."""
-    history = {s.since_version for s in defs.get_all_schemas_with_history() if not s.domain and s.name == operator}
-    return ", ".join(str(version) for version in sorted(history) if version <= sweep_tables.NEWEST)
-
-
-def _figures(operator: str, outcomes: Sequence[Outcome]) -> list[str]:
+def _figures(operator: str, way: str, outcomes: Sequence[Outcome]) -> list[str]:
     measured = [outcome for outcome in outcomes if not math.isnan(outcome.worst)]
     first = [outcome for outcome in measured if outcome.variant not in ("second order", "PyTorch")]
-    opsets = sorted({outcome.opset for outcome in first})
     single = operator in sweep_tables.SINGLE or any(
         sweep_tables.matching(sweep_tables.BY_RUNTIME, outcome.test) for outcome in first
     )
     worst = f"{max(outcome.worst for outcome in first):.0e}{'*' if single else ''}" if first else ""
     beside = [outcome.worst for outcome in measured if outcome.variant == "PyTorch"]
     difference = f"{max(beside):.0e}{'*' if single else ''}" if beside else ""
-    needs = ", ".join(sorted({outcome.excuse for outcome in outcomes if outcome.excuse}))
+    needs = sorted({outcome.excuse for outcome in outcomes if outcome.excuse})
     failures = sum(bool(outcome.failure) for outcome in outcomes)
     twice = any(outcome.variant == "second order" and not outcome.failure for outcome in outcomes)
-    checks = f"{len(first)}" + (f", {failures} fail" if failures else "")
-    places = ", ".join(map(str, opsets))
-    return [checks if outcomes else "", places, worst, difference, needs, "yes" if twice else ""]
+    if failures:
+        worst += f", {failures} fail"
+    notes = [*([] if way == "rule" else [way]), *(f"needs {need}" for need in needs), *([] if twice else ["once"])]
+    return [worst, difference, ", ".join(notes)]
 
 
 def _summary(outcomes: Sequence[Outcome], ways: dict[str, str]) -> str:
@@ -154,12 +141,7 @@ def _summary(outcomes: Sequence[Outcome], ways: dict[str, str]) -> str:
     return text
 
 
-def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
-    from test_quantized import COVERED  # these import ONNX Runtime
-
-    from autodiff.microsoft_rows import ROWS
-
-    counts = rows + Counter((row.values[3], row.values[0]) for row in ROWS) + Counter(COVERED)
+def _other_domains() -> list[str]:
     listed = {(e.domain, e.operator) for e in registry.entries() if e.function is None}
     bodies = [
         key for key in registry.registered_bodies() if key[0] != ONNXTRAIN_DOMAIN and key not in listed
@@ -167,9 +149,12 @@ def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
     ways = dict.fromkeys(bodies, "body")
     rules = [entry for entry in registry.entries() if entry.function is not None]
     ways |= {(e.domain, e.operator): "rule" for e in rules if e.domain not in ("", ONNXTRAIN_DOMAIN)}
-    found = sorted(ways.items(), key=lambda item: (item[0][1].lower(), item[0][0]))
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for (domain, name), way in ways.items():
+        grouped.setdefault((domain, way), []).append(f"`{name}`")
     return [
-        _row([f"`{name}`", f"`{domain or 'ai.onnx'}`", way, str(counts[domain, name])]) for (domain, name), way in found
+        _row([f"`{domain or 'ai.onnx'}`", way, ", ".join(sorted(names, key=str.lower))])
+        for (domain, way), names in sorted(grouped.items())
     ]
 
 
@@ -191,25 +176,9 @@ def with_generated_part(text: str) -> str:
     return f"{before}{BEGIN}\n\n{no_gradient_table()}\n{END}{after}"
 
 
-def _exceptions() -> str:
-    refused = Counter(why for test in node_tests() if (why := refusal(test)) is not None)
-    text = "Tests that are not gradient checks:\n\n"
-    text += _table(["tests", "why"], [_row([str(count), why]) for why, count in refused.most_common()])
-    text += "\nTests that are excluded by name:\n\n" + _patterns(sweep_tables.SKIPPED.items())
-    text += "\nInputs that are moved away from discontinuities of the derivative, or replaced:\n\n"
-    moves = [(pattern, move.reason) for pattern, move in sweep_tables.MOVED.items()]
-    text += _patterns([*moves, *sweep_tables.REPLACED.items()])
-    text += "\nFloating-point inputs and outputs without a gradient:\n\n"
+def _silent_values() -> str:
     pairs = (*sweep_tables.CONFIGURATION.items(), *sweep_tables.SILENT.items())
-    text += _table(["operator", "value", "why"], [_row([f"`{o}`", v, why]) for (o, v), why in pairs])
-    text += "\nChecks without float64 by ONNX's reference evaluator, or without a comparison with ONNX Runtime:\n\n"
-    missing = [(f"{o} at opset {v}", why) for (o, v), why in sweep_tables.WITHOUT_EVALUATOR.items()]
-    tables = (sweep_tables.SINGLE, sweep_tables.BY_RUNTIME, sweep_tables.NOT_BY_RUNTIME)
-    return text + _patterns([*(item for table in tables for item in table.items()), *missing])
-
-
-def _patterns(items: Iterable[tuple[str, str]]) -> str:
-    return _table(["name", "why"], [_row([f"`{name.replace('|', chr(92) + '|')}`", why]) for name, why in items])
+    return _table(["operator", "value", "why"], [_row([f"`{o}`", v, why]) for (o, v), why in pairs])
 
 
 def _table(titles: Sequence[str], lines: Iterable[str]) -> str:

@@ -21,28 +21,26 @@ Before its release on PyPI, install onnxtrain from a checkout, `pip install '.[c
 `pip install 'FILE.whl[cpu]'`, with the extras that this page names; `gpu` and `openvino` are
 [other builds](devices.md#builds-of-onnx-runtime) of ONNX Runtime.
 
-A recipe repeats a published result: a folder of [`recipes`](../recipes/run.py) with the model as it is made, the
-training, and the expected figures with their sources. One command runs it, compares the means over the seeds with the
-expected figures, and fails if one is outside its bounds:
+A recipe repeats a published result: a folder of [`recipes`](../recipes/run.py) with the model, the training, and the
+expected figures with their sources. This runs one, compares its means over the seeds with the expected figures, and
+fails if one is outside its bounds:
 
 ```sh
 pip install 'onnxtrain[cpu,recipes]'
 python recipes/run.py lecun1989 --mnist FOLDER
 ```
 
-`FOLDER` has the four original files of MNIST (`train-images-idx3-ubyte.gz` and so on), `--fashion` names that of
-Fashion-MNIST; other data come with packages. The recipe `lora` also needs `onnxtrain[cpu,torch]`. Where a package,
-a file or memory is missing, the run ends before it starts, with one sentence. `--quick` runs a form of seconds.
+`FOLDER` has the four original files of MNIST (`train-images-idx3-ubyte.gz` and so on), and `--fashion` names the folder
+of Fashion-MNIST; other data come with packages. The recipe `lora` also needs `onnxtrain[cpu,torch]`. If a package, a
+file or memory is missing, the run ends before it starts, with one sentence. `--quick` runs a form of seconds.
 
 ## Figures
 
-"Published" figures are quoted from the papers and pages that each section names, and were not measured again; models,
-data and settings differ from theirs where the section says so. "Ours" is the mean over the seeds and the standard
-deviation between them (with one seed, its value), "accepted" the range in which that mean must be. Seconds are CPU time
-of a seed, on one thread of a Xeon with AVX-512 that had other work.
+"Published" figures are quoted from the sources that each section names. "Ours" is the mean over the seeds and the
+standard deviation between them; `expected.toml` in the folder of a recipe has the accepted bounds. "Seconds" are seeds
+times CPU time of a seed, on one thread of a Xeon with AVX-512 that had other work.
 
-`python recipes/run.py NAME --record` measures a recipe's figures again and writes them to its `expected.toml`, from
-which `python tools/recipes_page.py` writes this page.
+`python recipes/run.py NAME --record` writes new figures to the file, and `python tools/recipes_page.py` this page.
 """
 
 
@@ -56,15 +54,12 @@ def rows(recipe: Recipe) -> list[str]:
     lines = []
     for figure in recipe.figures:
         first = figure is recipe.figures[0]
-        low, high = (number(bound) for bound in figure.bounds(quick=False))
         cells = [
             f"[{recipe.folder.name}](#{recipe.folder.name})" if first else "",
             figure.name,
             figure.published,
             number(figure.ours) + (f" ± {number(figure.spread)}" if recipe.seeds > 1 else ""),
-            f"{low} to {high}",
-            str(recipe.seeds) if first else "",
-            str(recipe.seconds) if first else "",
+            f"{recipe.seeds} x {recipe.seconds}" if first else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -86,8 +81,8 @@ def page() -> str:
     """The page as text."""
     recipes = [Recipe.load(path.parent) for path in sorted(RECIPES.glob("*/expected.toml"))]
     table = [
-        "| recipe | figure | published | ours | accepted | seeds | seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| recipe | figure | published | ours | seconds |",
+        "| --- | --- | --- | --- | --- |",
         *(line for recipe in recipes for line in rows(recipe)),
     ]
     return "\n\n".join([HEAD.rstrip(), "\n".join(table), *map(section, recipes)]) + "\n"

@@ -1,6 +1,7 @@
-"""Write docs/upstream.md: a report for every open entry of the registry of upstream bugs.
+"""Write docs/upstream.md, the open entries of the registry of upstream bugs, or print a report that is ready to send.
 
-python tools/upstream_page.py
+python tools/upstream_page.py                      # write the page
+python tools/upstream_page.py "evaluated Scan"     # print the report of one bug, with a program that shows it
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -111,11 +112,16 @@ def _one_import(statement: ast.stmt, name: str) -> str:
     return ast.unparse(ast.Import(names=chosen))
 
 
+def versions(entry: Workaround) -> str:
+    """The oldest and the newest version that were tried, once if they are one."""
+    oldest, newest = entry.seen
+    return newest if oldest == newest else f"{oldest} to {newest}"
+
+
 def report(entry: Workaround) -> str:
     """One report: title, versions, what happens, and a program that shows it."""
-    oldest, newest = entry.seen
-    versions = newest if oldest == newest else f"{oldest} to {newest}"
-    text = f"### {entry.package}: {entry.name}\n\nVersions: {versions} (the oldest and the newest that were tried).\n\n"
+    text = f"# {entry.package}: {entry.name}\n\nTo report at {LINKS[entry.package]}.\n\n"
+    text += f"Versions: {versions(entry)} (the oldest and the newest that were tried).\n\n"
     text += f"{entry.wrong}\n\n"
     text += f"Until it is fixed, onnxtrain avoids it: {entry.done[0].lower()}{entry.done[1:]}\n\n"
     if entry.package == "onnxruntime-web":
@@ -160,25 +166,36 @@ def browser_script(name: str) -> str:
     return IN_BROWSERS.replace("SIZE", str(math.prod(dims))).replace("DIMS", str(dims))
 
 
-def reports() -> str:
-    """All reports, by package."""
-    packages = sorted({entry.package for entry in open_entries()})
+def tables() -> str:
+    """A table of the open entries of each package."""
     parts = []
-    for package in packages:
-        parts.append(f"## Bugs of {package}\n\nTo report at {LINKS[package]}.\n")
-        parts += [report(entry) for entry in open_entries() if entry.package == package]
+    for package in sorted({entry.package for entry in open_entries()}):
+        rows = [
+            f"| {entry.name} | {versions(entry)} | {entry.wrong} | {entry.done} |"
+            for entry in open_entries()
+            if entry.package == package
+        ]
+        head = "| bug | versions | what happens | what onnxtrain does |\n| --- | --- | --- | --- |\n"
+        parts.append(f"## Bugs of {package}\n\n{head}" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
 def page(text: str) -> str:
-    """The page with the reports written again."""
-    return f"{text.split(BEGIN)[0]}{BEGIN}\n\n{reports()}"
+    """The page with the tables written again."""
+    return f"{text.split(BEGIN)[0]}{BEGIN}\n\n{tables()}"
 
 
-def main(write: Callable[[str], object] = PAGE.write_text) -> None:
-    """Write the page."""
-    write(page(PAGE.read_text(encoding="utf-8")))
+def main(names: Sequence[str]) -> None:
+    """Print the reports of these bugs; without a name, write the page."""
+    entries = {entry.name: entry for entry in open_entries()}
+    unknown = [name for name in names if name not in entries]
+    if unknown:
+        raise SystemExit(f"No open bug is named {', '.join(map(repr, unknown))}; there are {', '.join(entries)}.")
+    if names:
+        print("\n".join(report(entries[name]) for name in names))
+    else:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

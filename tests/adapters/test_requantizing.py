@@ -159,7 +159,7 @@ LARGE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6}
 def test_the_loss_keeps_most_of_its_fall(name, own, rate, tmp_path, monkeypatch):
     """int4 weights, an adapter for a second task, and the loss of the merged model; prints the share that is kept.
 
-    The figures of docs/adapters.md: pytest -s -m thorough tests/adapters/test_requantizing.py
+    The figures of benchmarks/pages/requantizing.md: pytest -s -m thorough tests/adapters/test_requantizing.py
     """
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

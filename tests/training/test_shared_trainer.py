@@ -389,7 +389,7 @@ def calls_a_second(call: Callable[[], object], threads: int, seconds: float = 0.
     ("sizes", "least"), [((16, 64, 3), 0.1), ((256, 1024, 1024, 10), 0.2)], ids=["small", "medium"]
 )
 def test_throughput_beside_onnxruntime(sizes, least):
-    """The figures of docs/serving.md: pytest -s -m thorough tests/training/test_shared_trainer.py -k throughput."""
+    """The figures of benchmarks/pages/serving.md: pytest -s -m thorough FILE -k throughput."""
     model, x = onnxtrain.examples.mlp(sizes), np.ones((8, sizes[0]), np.float32)
     trainer = onnxtrain.Trainer(model, loss="cross_entropy", threads=1)
     options = onnxruntime.SessionOptions()

@@ -35,7 +35,7 @@ BUCKET_BYTES = 4 << 20
 
 FEW = 64
 """Number of ranks that split a bucket of :data:`BUCKET_BYTES` into messages of 64 KiB. Latency dominates the cost of
-smaller messages: 15 us each, and 0.37 ns per byte, on the machine of docs/benchmarks/machines.md (measured by
+smaller messages: 15 us each, and 0.37 ns per byte, on the machine of benchmarks/pages/machines.md (measured by
 `benchmarks/cost_model.py`)."""
 
 

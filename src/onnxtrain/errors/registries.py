@@ -34,47 +34,47 @@ _begun = _done = False
 
 @checks_arguments
 def register_loss(name: str, loss: type | str) -> None:
-    """Add a loss: ``loss="name"`` and ``onnxtrain.losses.Class`` find its class, a :class:`onnxtrain.losses.Loss`."""
+    """Add a loss that ``loss="name"`` finds, a class derived from :class:`onnxtrain.losses.Loss`."""
     _add("loss", name, loss)
 
 
 @checks_arguments
 def register_metric(name: str, metric: object) -> None:
-    """Add a metric: a function of (y_true, y_pred), a :class:`onnxtrain.metrics.Metric`, or a ``LossMetric``."""
+    """Add a metric, a function of (y_true, y_pred), a :class:`onnxtrain.metrics.Metric`, or a ``LossMetric``."""
     _add("metric", name, metric)
 
 
 @checks_arguments
 def register_reader(name: str, reader: Callable[[Any, Any], Any] | str) -> None:
-    """Add a reader: a function of (source, reading) that converts data of its kind and returns others as they are."""
+    """Add a reader, a function of (source, reading) that converts data of its kind and returns others as they are."""
     _add("reader", name, reader)
 
 
 @checks_arguments
 def register_callback(name: str, callback: type | str) -> None:
-    """Add a callback: ``onnxtrain.callbacks.Class`` finds its class, a :class:`onnxtrain.callbacks.Callback`."""
+    """Add a callback that ``onnxtrain.callbacks`` offers, a class derived from its ``Callback``."""
     _add("callback", name, callback)
 
 
 @checks_arguments
 def register_pass(name: str, change: Callable[[ir.Model], object] | str) -> None:
-    """Add a pass: a function that changes an onnx-ir model in place, before gradients are built."""
+    """Add a pass, a function that changes an onnx-ir model in place before gradients are built."""
     _add("pass", name, change)
 
 
 @checks_arguments
 def register_command(name: str, module: object) -> None:
-    """Add a command of ``onnxtrain``: a module with a function ``command``, and its ``HELP`` and ``EXAMPLES``."""
+    """Add a command of ``onnxtrain``, a module with a function ``command``, ``HELP`` and ``EXAMPLES``."""
     _add("command", name, module)
 
 
 @checks_arguments
 def register_flags(name: str, flags: type | str, *, of: Literal["data", "fit"]) -> None:
-    """Add flags: a frozen dataclass derived from ``DataFlags``, for all commands that read data, or from ``FitFlags``.
+    """Add flags of all commands that read data, or of ``fit``, as a frozen dataclass.
 
     Args:
         name: Name of the group of flags.
-        flags: The class; its fields are the flags.
+        flags: The class, derived from ``onnxtrain.cli.reader_flags.DataFlags`` or ``FitFlags``; its fields are flags.
         of: ``"data"`` for flags of readers, ``"fit"`` for flags of callbacks.
     """
     _add(f"flags of {of}", name, flags)

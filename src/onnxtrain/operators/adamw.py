@@ -43,8 +43,7 @@ def rule(
 
 SCHEMA = OptimizerSchema(
     name="AdamW",
-    doc="One step of Adam with decoupled weight decay: along the running average of the gradient, divided by the root "
-    "of the running average of its square, both with bias correction where T is above 0. The decay shrinks the "
+    doc="One step of Adam with decoupled weight decay, with bias correction where T is above 0. The decay shrinks the "
     "variable by a factor that depends on the learning rate; it is not added to the gradient.",
     rule=rule,
     attributes=(
@@ -109,14 +108,12 @@ class AdamW(Optimizer):
     """AdamW: Adam with decoupled weight decay, which shrinks the parameter itself.
 
     With learning rate R, update count T (1 in the first step), parameter X, its gradient G, the states V and H, and
-    alpha, beta = betas::
+    alpha, beta = betas (the operator multiplies the last fraction by sqrt(1 - beta**T) above and below)::
 
         V_new = alpha * V + (1 - alpha) * G
         H_new = beta * H + (1 - beta) * G * G
         X_new = (1 - R * weight_decay) * X
                 - R / (1 - alpha**T) * V_new / (sqrt(H_new) / sqrt(1 - beta**T) + eps)
-
-    (The operator multiplies the last fraction by sqrt(1 - beta**T) above and below.)
 
     PyTorch: ``torch.optim.AdamW(lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)`` takes the same
     steps; ``maximize`` and ``amsgrad`` are missing here.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
@@ -18,8 +19,25 @@ def pages() -> dict[str, str]:
     return {"index.md": index(), **made}
 
 
+_COMMON = """## What all operators share
+
+- **Inputs**: `R`, the learning rate, and `T`, the update count, have one element each. `inputs` (variadic,
+  heterogeneous) are all X, then all G, then all of each state. G, the gradient, has the shape of X or one that
+  broadcasts to it; states have the type and shape of X.
+- **Outputs** (variadic, heterogeneous): all X_new, then all of each new state, each of the type and shape of its input.
+  An unused output has an empty name.
+- **Types**: R is float or double, T int64. The tensors of one variable are float or double; another variable may have
+  the other type.
+- **Settings** in Python are `learning_rate`, which is R, 0 or more, and the attributes, in the ranges of their pages;
+  the operators themselves take every number. `Adam` and `Momentum` also take a
+  [`sparsity`](../pruning.md#sparsity-promotion).
+- **Update rules** are written for one variable; several variables are updated independently. R, T and the attributes
+  combine in float64 and are rounded to the variable's type where they meet a tensor.
+"""
+
+
 def index() -> str:
-    """Return the table of optimizers."""
+    """Return the table of optimizers, and what their pages do not repeat."""
     rows = [
         f"| [{s.name}]({s.name.lower()}.md) | `{s.domain}` | {', '.join(x.name for x in s.states)} | "
         f"{', '.join(f'`{a.name}`' for a in s.attributes)} |"
@@ -33,6 +51,7 @@ def index() -> str:
             "|---|---|---|---|",
             *rows,
             "",
+            _COMMON,
         ]
     )
 
@@ -44,40 +63,26 @@ def page(entry: Entry) -> str:
         f"# {schema.name}",
         _summary(schema),
         "## Update rule",
-        "For one variable; several variables are updated independently. R, T and the attributes "
-        "combine in float64 and are rounded to the variable's type where they meet a tensor.",
         f"```python\n{_body_of(schema)}```",
         *([schema.details] if schema.details else []),
-        "## Version",
-        f"Version {schema.version} of the domain `{schema.domain}`.",
         "## Attributes",
         "<dl>\n" + "\n".join(_attribute(attribute) for attribute in schema.attributes) + "\n</dl>",
-        f"## Inputs (at least {4 + sum(_always(schema))})",
-        _inputs(schema),
-        f"## Outputs (at least {1 + sum(_always(schema))})",
-        _outputs(schema),
-        "## Type constraints",
-        _definitions(
-            ("T1: tensor(float), tensor(double)", "The type of R."),
-            ("T2: tensor(int64)", "The type of T."),
-            (
-                "T3: tensor(float), tensor(double)",
-                "The type of all tensors of one variable; another variable may have the other type.",
-            ),
-        ),
+        "## Inputs and outputs",
+        _inputs_and_outputs(schema),
         "## Example",
         f"```python\n{_example(entry)}\n```",
         "## Settings in Python",
-        f"```text\n{inspect.cleandoc(entry.settings.__doc__ or '')}\n```",
+        f"```text\n{_settings(entry)}\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _summary(schema: OptimizerSchema) -> str:
+    version = f"Version {schema.version} of the domain `{schema.domain}`"
     if schema.domain == TRAINING_DOMAIN:
         link = f"https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_{schema.name}.html"
-        return f"{schema.doc}\n\nThe operator is ONNX's own: see [its page]({link})."
-    return schema.doc
+        version += f", ONNX's own: see [its page]({link})"
+    return f"{schema.doc}\n\n{version}."
 
 
 def _body_of(schema: OptimizerSchema) -> str:
@@ -102,32 +107,31 @@ def _attribute(attribute: Attribute) -> str:
     else:
         default = f" (default is {attribute.default if kind == 'string' else f'{attribute.default:g}'})"
     choices = f" One of {', '.join(attribute.choices)}." if attribute.choices else ""
-    familiar = f" As a setting also <tt>{attribute.familiar}</tt>." if attribute.familiar else ""
-    return f"<dt><tt>{attribute.name}</tt> : {kind}{default}</dt>\n<dd>{attribute.doc}{choices}{familiar}</dd>"
+    also = f"as a setting also <tt>{attribute.familiar}</tt>" if attribute.familiar else ""
+    if attribute.kind is float:
+        also = f"{attribute.sensible}; {also}" if also else str(attribute.sensible)
+    setting = f" {also[0].upper()}{also[1:]}." if also else ""
+    return f"<dt><tt>{attribute.name}</tt> : {kind}{default}</dt>\n<dd>{attribute.doc}{choices}{setting}</dd>"
 
 
-def _inputs(schema: OptimizerSchema) -> str:
-    order = ["all X", "all G", *(f"all {state.name}" for state in schema.states)]
+def _settings(entry: Entry) -> str:
+    """Return what the docstring of the settings says beyond the other sections of the page."""
+    _, *blocks = inspect.cleandoc(entry.settings.__doc__ or "").split("\n\n")
+    skipped = (" ", "Args:", "Raises:", "Example:")
+    kept = (block for block in blocks if not block.endswith("::") and not block.startswith(skipped))
+    defaults = ", ".join(f"{field.name}={field.default!r}" for field in fields(entry.settings))
+    return "\n\n".join([f"{entry.settings.__name__}({defaults})", *kept])
+
+
+def _inputs_and_outputs(schema: OptimizerSchema) -> str:
+    names = [state.name for state in schema.states]
+    inputs = ", ".join(["`R`", "`T`", "all X", "all G", *(f"all {name}" for name in names)])
+    outputs = ", ".join(["all X_new", *(f"all {name}_new" for name in names)])
+    fewest = sum(_always(schema))
     states = "".join(f" {state.name}: {state.doc}" for state in schema.states)
-    return _definitions(
-        ("R : T1", "The learning rate: exactly one element."),
-        ("T : T2", "The update count: exactly one element."),
-        (
-            "inputs (variadic, heterogeneous) : T3",
-            f"In this order: {', '.join(order)}. X: The variable. G: Its gradient, of X's shape or one that "
-            f"broadcasts to it.{states} States have the type and shape of X.",
-        ),
-    )
-
-
-def _outputs(schema: OptimizerSchema) -> str:
-    order = ["all X_new", *(f"all {state.name}_new" for state in schema.states)]
-    return _definitions(
-        (
-            "outputs (variadic, heterogeneous) : T3",
-            f"In this order: {', '.join(order)}, each of the type and shape of its input. An unused "
-            "output has an empty name.",
-        )
+    return (
+        f"Inputs: {inputs} (at least {4 + fewest}). Outputs: {outputs} (at least {1 + fewest}).{states} "
+        "See [shapes and types](index.md)."
     )
 
 
@@ -135,7 +139,3 @@ def _always(schema: OptimizerSchema) -> list[bool]:
     """Return which states the operator has with every attribute at its default."""
     defaults = {a.name: 0.0 if a.default is None else a.default for a in schema.attributes}
     return [state.used(defaults) for state in schema.states]
-
-
-def _definitions(*items: tuple[str, str]) -> str:
-    return "<dl>\n" + "\n".join(f"<dt><tt>{term}</tt></dt>\n<dd>{text}</dd>" for term, text in items) + "\n</dl>"

@@ -45,9 +45,9 @@ def rule(
 
 SCHEMA = OptimizerSchema(
     name="LAMB",
-    doc="One step of LAMB. The step of Adam, with bias correction where T is above 0, and the decay of the variable "
-    "are added up; the learning rate is multiplied by the ratio of two norms over the whole tensor: the variable's and "
-    "this sum's. The ratio is 1 where one of the norms is zero.",
+    doc="One step of LAMB: the step of Adam, with bias correction where T is above 0, plus the decay of the variable. "
+    "The learning rate is multiplied by the norm of the variable over the norm of this sum; the ratio is 1 where one "
+    "of them is zero.",
     rule=rule,
     attributes=(
         Attribute(

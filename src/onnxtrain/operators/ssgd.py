@@ -81,7 +81,8 @@ w² = 1 / f'(z) for l2 and w² = 1 / f'(z)² for l1:
 
 With `block`, the weights of a block are reweighted together: z is the mean of X² over the block for l2 and its root
 for l1, and X over that root takes the place of sign(X). Blocks start at the first element of each axis; the last one
-along an axis may be smaller.
+along an axis may be smaller. The setting in Python is (outputs, inputs) of a weight matrix instead; in a convolution
+the inputs of a block are channels at one position of the kernel, if these suffice.
 
 The measures, with ε for `epsilon`:
 
@@ -192,10 +193,10 @@ class SSGD(Optimizer):
         s     = min(w² / mean(w²), max_scale)                  no limit for max_scale = 0
         G'    = norm_coefficient * X + G
         V_new = alpha * V + G'                                 direction D; G' itself for alpha = 0
+        A     = 2 R λ X / mean(w²)  for l2,  R λ w sign(X) / mean(w²)  for l1      λ: regularization
         X_new = X - R * s * D - A
 
-    A is zero without regularization λ; else 2 R λ X / mean(w²) for l2, R λ w sign(X) / mean(w²) for l1. With
-    ε > 0 no weight becomes exactly zero; a threshold removes the vanished ones. With "p-norm" a zero weight stays
+    With ε > 0 no weight becomes exactly zero; a threshold removes the vanished ones. With "p-norm" a zero weight stays
     zero. s averages 1 over a layer, so the steps of the remaining weights grow like 1 / density: see ``max_scale``.
 
     PyTorch has no SSGD; ``measure="p-norm", p=2`` (l2) is ``torch.optim.SGD(lr=learning_rate,

@@ -70,7 +70,7 @@ def test_the_short_run_prints_a_row_of_each_column():
 
 
 def test_the_page_shows_the_columns_that_the_benchmark_prints():
-    page = (ROOT / "docs" / "benchmarks" / "sparse.md").read_text().splitlines()
+    page = (ROOT / "benchmarks" / "pages" / "sparse.md").read_text().splitlines()
     start = page.index(benchmark.HEADER[0])
     assert page[start + 1] == benchmark.HEADER[1]
     assert page[start + 2].startswith("| ")

@@ -18,6 +18,7 @@ from onnxtrain.cli import main
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
+PAGES = ROOT / "benchmarks" / "pages"
 sys.path.append(str(ROOT / "benchmarks"))
 
 import draw_sparse  # noqa: E402
@@ -31,7 +32,7 @@ def test_the_file_shows_the_tables_of_today(name):
     assert file.startswith(b"\x89PNG")
     assert len(file) < 40_000
     read, _ = draw_sparse.FIGURES[name]
-    assert draw_sparse.checksum(read(DOCS)).encode() in file, f"a table changed since the figure was drawn: {COMMAND}"
+    assert draw_sparse.checksum(read(PAGES)).encode() in file, f"a table changed since the figure was drawn: {COMMAND}"
 
 
 def test_the_page_shows_the_figures_and_no_others():
@@ -117,11 +118,11 @@ def test_the_script_reads_every_row_that_it_draws():
     [("sparse_forms.md", "sparse_forms.png"), ("sparse.md", "sparse_speed.png"), ("structures.md", "structures.png")],
 )
 def test_a_page_without_its_table_is_an_error(page, name, tmp_path):
-    shutil.copytree(DOCS / "benchmarks", tmp_path / "benchmarks")
-    path = tmp_path / "benchmarks" / page
+    shutil.copytree(PAGES, tmp_path / "pages")
+    path = tmp_path / "pages" / page
     path.write_text(path.read_text().replace("| model |", "| name |").replace("| architecture |", "| name |"))
     with pytest.raises(SystemExit, match=rf"{page} has no table '\| "):
-        draw_sparse.FIGURES[name][0](tmp_path)
+        draw_sparse.FIGURES[name][0](tmp_path / "pages")
 
 
 @pytest.mark.thorough  # it imports matplotlib
@@ -129,4 +130,4 @@ def test_the_figures_are_drawn_from_the_pages(tmp_path):
     pytest.importorskip("matplotlib")
     draw_sparse.draw(tmp_path)
     for name, (read, _) in draw_sparse.FIGURES.items():
-        assert draw_sparse.checksum(read(DOCS)).encode() in (tmp_path / name).read_bytes()
+        assert draw_sparse.checksum(read(PAGES)).encode() in (tmp_path / name).read_bytes()

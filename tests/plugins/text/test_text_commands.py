@@ -167,7 +167,7 @@ def test_an_adapter_to_continue_with_has_its_own_rank(files: Path, fit: Run) -> 
 
 
 def test_the_table_beside_other_packages_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    table = PAGE.read_text().partition("## Beside TRL, PEFT and Unsloth\n")[2].partition("\n## ")[0]
+    table = PAGE.read_text().partition("## Beside TRL and PEFT\n")[2].partition("\n## ")[0]
     own = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ") and "onnxtrain" not in row[:12]]
     assert main(["fit", "--help"]) == 0
     known = capsys.readouterr().out

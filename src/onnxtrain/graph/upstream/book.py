@@ -51,8 +51,8 @@ BOOK: tuple[Workaround, ...] = (
         "quantized biases",
         "onnxruntime",
         ("1.32.0", "1.32.0"),
-        "WeightBiasQuantization takes a Conv of another domain for ONNX's: where it stands between dequantized and "
-        "quantized values and its bias is constant, it writes a Mul of that domain, which does not exist.",
+        "WeightBiasQuantization mistakes a Conv of another domain for ONNX's. If the Conv stands between dequantized "
+        "and quantized values and has a constant bias, it inserts a Mul of that domain, which does not exist.",
         "Sessions are opened without this optimizer.",
         ("graph/upstream/sessions.py", "runtime/step.py"),
     ),
@@ -60,8 +60,8 @@ BOOK: tuple[Workaround, ...] = (
         "rows of two bits",
         "onnxruntime",
         ("1.32.0", "1.32.0"),
-        "A MatMul of a DequantizeLinear of int2 or uint2 becomes MatMulNBits with its weights in the wrong order, "
-        "where the number of columns is no multiple of 4: rows then do not begin at a byte.",
+        "A MatMul with dequantized int2 or uint2 weights becomes a MatMulNBits with its weights in the wrong order if "
+        "the number of columns is not a multiple of 4, since rows then do not begin at a byte.",
         "Sessions are opened without the optimizer, and a hint says how others open the file "
         "(session.disable_quant_qdq).",
         ("graph/upstream/sessions.py", "runtime/step.py", "training/advice/hints.py"),
@@ -70,9 +70,9 @@ BOOK: tuple[Workaround, ...] = (
         "branches that move twice",
         "onnxruntime",
         _RUNTIME,
-        "Where conditions are constant, ConstantFolding moves the nodes of a branch out of its If, the inner ones "
-        "first. A node with a body that was two branches deep keeps references to what was freed: opening the session "
-        "may end the process.",
+        "If conditions are constant, ConstantFolding moves the nodes of a branch out of its If, inner ones first. A "
+        "node with a body that was two branches deep keeps references to freed memory: opening the session may end "
+        "the process.",
         "Sessions of graphs with such a node are opened without this optimizer.",
         ("graph/upstream/sessions.py", "graph/limits.py", "runtime/step.py"),
     ),
@@ -98,9 +98,9 @@ BOOK: tuple[Workaround, ...] = (
         "convolutions on WebGPU",
         "onnxruntime-web",
         _WEB,
-        "The WebGPU provider computes another result than the CPU for a Conv with a multiple of four filters "
-        "where the channels are a multiple of three and not of four (issue 29651), and for grouped ones where the "
-        "filters of all groups together are a multiple of four and those of one group are not.",
+        "The WebGPU provider computes wrong results for two kinds of Conv: a multiple of four filters on channels that "
+        "are a multiple of three but not of four (issue 29651), and groups whose filters are a multiple of four in "
+        "all but not in each group.",
         "Step graphs for WebGPU have one filter more in such nodes, or a node for each group.",
         ("lowering/portable/webgpu_convolutions.py",),
     ),
@@ -212,7 +212,7 @@ BOOK: tuple[Workaround, ...] = (
         "packed elements",
         "onnxruntime",
         _RUNTIME,
-        "The Python interface takes the shape of a tensor of 4-bit elements from an array, which has two in one item.",
+        "The Python interface takes the shape of a 4-bit tensor from an array that holds two elements in one item.",
         "The array claims one byte for each element.",
         ("graph/upstream/sessions.py", "runtime/frozen.py"),
     ),
@@ -229,8 +229,8 @@ BOOK: tuple[Workaround, ...] = (
         "computed bounds",
         "onnx",
         _ONNX,
-        "Data propagation takes bounds of a Slice that it does not know for absent ones, and the whole input for the "
-        "result: shapes computed from it are wrong.",
+        "Data propagation treats unknown bounds of a Slice as absent, and takes the whole input as the result: shapes "
+        "computed from it are wrong.",
         "Inference sees a Compress instead of such a Slice.",
         ("graph/bounded_inference.py",),
     ),
@@ -246,7 +246,7 @@ BOOK: tuple[Workaround, ...] = (
         "converted Hardmax",
         "onnx",
         _ONNX,
-        "The version converter keeps the axis of a Hardmax below opset 13, which flattened its input there.",
+        "The version converter keeps the axis of a Hardmax below opset 13, where Hardmax flattened its input.",
         "The flattening is written out before the conversion.",
         ("model_file/upgrade.py",),
     ),
@@ -278,7 +278,7 @@ BOOK: tuple[Workaround, ...] = (
         "long vectors",
         "onnx",
         _ONNX,
-        "Data propagation computes vectors of sizes whatever their length: a model of a few bytes takes all memory.",
+        "Data propagation computes vectors of sizes of any length: a model of a few bytes can take all memory.",
         "Nodes that make such vectors are hidden from inference.",
         ("graph/bounded_inference.py",),
     ),
@@ -286,7 +286,7 @@ BOOK: tuple[Workaround, ...] = (
         "references in converted functions",
         "onnx",
         _ONNX,
-        "The version converter drops references to attributes of the function that a node is in.",
+        "The version converter drops references to attributes of the enclosing function.",
         "A placeholder without attributes is converted, and replaced by the node afterwards.",
         ("model_file/upgrade.py",),
     ),
@@ -334,7 +334,7 @@ BOOK: tuple[Workaround, ...] = (
         "evaluated Optional",
         "onnx",
         _ONNX,
-        "The reference evaluator makes a sequence of a tensor that is made optional.",
+        "The reference evaluator turns a tensor that is made optional into a sequence.",
         "The evaluator of gradient checks has an Optional of its own.",
         ("autodiff/evaluator.py",),
     ),
@@ -342,7 +342,7 @@ BOOK: tuple[Workaround, ...] = (
         "evaluated Erf",
         "onnx",
         _ONNX,
-        "The reference evaluator computes Erf, and with it Gelu, in single precision, also of doubles.",
+        "The reference evaluator computes Erf, and so Gelu, in single precision, even for doubles.",
         "The evaluator of gradient checks has its own of both.",
         ("autodiff/evaluator.py",),
     ),
@@ -366,7 +366,7 @@ BOOK: tuple[Workaround, ...] = (
         "evaluated ConvTranspose",
         "onnx",
         _ONNX,
-        "The reference evaluator computes no transposed convolution in groups of several images and filters.",
+        "The reference evaluator does not compute grouped transposed convolutions of several images and filters.",
         "The gradient of a depthwise convolution is written so that its own gradient needs none.",
         ("autodiff/rules/conv.py",),
     ),
@@ -414,7 +414,7 @@ BOOK: tuple[Workaround, ...] = (
         "attributes of zero",
         "onnxruntime-openvino",
         ("1.24.1", "1.24.1"),
-        "The provider takes an attribute beta=0.0 of HardSigmoid for the default, 0.5.",
+        "The provider reads beta=0.0 of HardSigmoid as the default, 0.5.",
         "Rules write no attribute of zero where zero is not the default.",
         ("autodiff/rules/activation.py",),
     ),
