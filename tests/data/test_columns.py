@@ -304,6 +304,7 @@ def test_invalid_label_files_are_refused(text, tmp_path):
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS)
 
 
+@pytest.mark.plugins
 def test_models_that_are_made_of_a_trained_one_keep_its_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     onnx.save(examples.mlp((5, 8, 3)), "given.onnx")

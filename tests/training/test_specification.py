@@ -69,6 +69,7 @@ def test_the_trainer_has_at_most_twenty_arguments_and_the_rest_by_name():
     assert own == {name: value for name, value in (defaults() | empty).items() if name in own}
 
 
+@pytest.mark.plugins
 def test_others_pass_the_options_on():
     assert passed_on(onnxtrain.prune, "options") is Options
     assert passed_on(onnxtrain.training_model, "options") is ModelOptions
@@ -84,6 +85,7 @@ def test_the_command_line_has_the_options_and_their_defaults():
     assert given == {name: value for name, value in defaults().items() if name in given}
 
 
+@pytest.mark.plugins
 def test_prune_takes_every_option_that_the_trainer_takes():
     y = np.arange(12) % 3
     given = {"seed": 1, "accumulate": 2, "clip_norm": 1.0, "threads": 1, "freeze": "*bias*"}
