@@ -228,17 +228,17 @@ def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, flo
     communicator, model = Timed(), find_model(name)
     trainer = onnxtrain.Trainer(model.onnx(folder), loss=LOSS, untie=True, threads=1, distributed=communicator)
     inputs, target = model.batch(STEPPED[name] * mpi.size, 0)
-    feeds = {**inputs, trainer._objective.names.target: target}
+    feeds = {**inputs, trainer.objective.names.target: target}
     taken = np.zeros((mpi.size, steps, 2))
     for index in range(-3, steps):
         communicator.seconds = 0.0
         began = time.perf_counter()
-        trainer._executor.step(feeds, 1e-3)
+        trainer.executor.step(feeds, 1e-3)
         whole = time.perf_counter() - began
         if index >= 0:
             taken[mpi.rank, index] = whole, whole - communicator.seconds
     mpi.all_gather_(taken)
-    size = sum(trainer._states.current(name).nbytes for name in trainer.parameters)
+    size = sum(trainer.executor.states.current(name).nbytes for name in trainer.parameters)
     return {
         "seconds": float(np.median(taken[:, :, 0].mean(axis=0))),
         "computing": float(np.median(taken[:, :, 1].max(axis=0))),

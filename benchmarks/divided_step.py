@@ -80,10 +80,10 @@ def row(name: str, batch: int, rounds: int, folder: str) -> list[str]:
     model = find_model(name)
     whole, divided = trainer(model.onnx(folder)), trainer(model.onnx(folder))
     inputs, target = model.batch(batch, 0)
-    feeds = {**inputs, whole._objective.names.target: target}
+    feeds = {**inputs, whole.objective.names.target: target}
     steps = divided_steps(divided)
     ways: dict[str, Callable[[], float]] = {
-        "whole": lambda: whole._executor.step(feeds, LEARNING_RATE),
+        "whole": lambda: whole.executor.step(feeds, LEARNING_RATE),
         "divided": lambda: steps.step(feeds, LEARNING_RATE),
     }
     buckets = len(steps._buckets)
@@ -108,7 +108,7 @@ def divided_steps(made: onnxtrain.Trainer) -> DataParallelExecutor:
     alone = kind.divided
     kind.divided = property(lambda self: True)
     try:
-        steps = DataParallelExecutor(made._objective, made.config)
+        steps = DataParallelExecutor(made.objective, made.config)
         steps.session  # noqa: B018 - it is built now
     finally:
         kind.divided = alone

@@ -143,7 +143,7 @@ def placement(tasks: Sequence[Task], device: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             trainer = onnxtrain_trainer(few, providers=[device], profile=str(Path(folder) / "profile"))
             trainer.train_step(*batches(few)(0))
-            events = json.loads(Path(trainer._session._steps[0]._session.end_profiling()).read_text())
+            events = json.loads(Path(trainer.executor.session._steps[0]._session.end_profiling()).read_text())
         nodes = [event["args"] for event in events if event["name"].endswith("_kernel_time")]
         elsewhere = Counter(
             node["op_name"] for node in nodes if device not in node["provider"].lower() or "Memcpy" in node["op_name"]

@@ -121,7 +121,7 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
     for _ in range(runs):
         begin = time.perf_counter()
         trainer = onnxtrain.Trainer(source, **settings, runtime=options)
-        session_of_steps = trainer._session  # built at its first use
+        session_of_steps = trainer.executor.session  # built at its first use
         whole.append(time.perf_counter() - begin)
         model = trainer.training_model()
         kernels = trainer.config.runtime.uses_kernels()
@@ -147,7 +147,7 @@ clock, processor = [], []
 for _ in range(int(sys.argv[3])):
     begin = time.perf_counter(), time.process_time()
     trainer = onnxtrain.Trainer(sys.argv[1], **settings)
-    trainer._session
+    trainer.executor.session
     clock.append(time.perf_counter() - begin[0])
     processor.append(time.process_time() - begin[1])
     del trainer

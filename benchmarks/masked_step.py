@@ -59,7 +59,7 @@ def trainer(model: onnx.ModelProto, threads: int, *, sparse: bool) -> onnxtrain.
     least = linear.LEAST_ZEROS
     linear.LEAST_ZEROS = least if sparse else 2.0
     try:
-        made._executor.session  # noqa: B018 - creates the session
+        made.executor.session  # noqa: B018 - creates the session
     finally:
         linear.LEAST_ZEROS = least
     return made

@@ -66,7 +66,7 @@ def measure(model: Any, shape: tuple[int, ...], batch: int, threads: int, steps:
     for _ in range(20):
         trainer.train_step(inputs, target)
     # The session as train_step left it: running it repeats the last step.
-    step = trainer._session._steps[0]
+    step = trainer.executor.session._steps[0]
     binding = next(iter(step._idle.values()))[0].binding
     run_session = step._session.run_with_iobinding
     whole, bare = [], []

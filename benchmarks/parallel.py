@@ -269,12 +269,12 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
     )
     size = BATCHES.get(name, 8)
     made = [model.batch(size * communicator.size, seed) for seed in range(4)]
-    steps: Any = trainer._executor
+    steps: Any = trainer.executor
     if peer == "split":
         # In several processes the two halves are a specification's; here one process has them without need.
         type(trainer.config).divided = property(lambda self: True)
-        steps = DataParallelExecutor(trainer._objective, trainer.config)
-    names = trainer._objective.names
+        steps = DataParallelExecutor(trainer.objective, trainer.config)
+    names = trainer.objective.names
     if several:
         communicator.waited_in_steps = lambda: steps._reduction.waited
         communicator.last = lambda: steps._reduction.last

@@ -100,7 +100,7 @@ def profile_onnxtrain(task: Task, steps: int, *, kernels: bool | None) -> Profil
         trainer = onnxtrain_trainer(task, kernels=kernels, profile=str(Path(folder) / "profile"))
         for step in range(WARM_UP + steps):
             trainer.train_step(*batch(step))
-        step_session = trainer._session._steps[0]
+        step_session = trainer.executor.session._steps[0]
         events = json.loads(Path(step_session._session.end_profiling()).read_text())
     own = {str(node.name) for node in step_session.step.model.graph}
     return Profile(step_seconds, node_times(events, WARM_UP + steps, own))

@@ -425,7 +425,7 @@ def weights_of(model: str) -> dict[str, int]:
     """The weights of a model without its embeddings, with the number of multiplications of each for one example."""
     from onnxtrain.parameters.layouts import product_layouts
 
-    objective = onnxtrain.Trainer(network(model, 0), loss="softmax_cross_entropy")._objective
+    objective = onnxtrain.Trainer(network(model, 0), loss="softmax_cross_entropy").objective
     names = [name for name in objective.matmul_weights if not name.startswith("embeddings.")]
     return {name: layout.uses for name, layout in product_layouts(objective.model, names).items()}
 

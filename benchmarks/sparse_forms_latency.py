@@ -23,10 +23,10 @@ import harness
 import numpy as np
 import onnx
 from onnxruntime import InferenceSession
+from sparse import seconds, session
 from sparse_forms import NETWORKS, Row, error_of, parts_of, read
 
 import onnxtrain
-from sparse import seconds, session
 
 TURN_SECONDS = 0.02
 

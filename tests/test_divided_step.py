@@ -22,11 +22,11 @@ def test_several_sessions_compute_the_same_as_one(monkeypatch, count):
     model = onnxtrain.examples.mlp((8, 16, 16, 16, 4))
     rng = np.random.default_rng(0)
     whole, cut = divided_step.trainer(model), divided_step.trainer(model)
-    feeds = {"input": rng.normal(size=(6, 8)).astype(np.float32), whole._objective.names.target: np.arange(6) % 4}
+    feeds = {"input": rng.normal(size=(6, 8)).astype(np.float32), whole.objective.names.target: np.arange(6) % 4}
     steps, pieces = divided_step.divided_steps(whole), divided_step.CutStep(cut, count)
     assert len(pieces._pieces) == count
     for _ in range(3):
         assert pieces.step(feeds) == steps.step(feeds, divided_step.LEARNING_RATE)
     assert pieces.bytes_between >= 4 * 6 * 16  # an activation at least
     for name in steps.checkpoint_names:
-        np.testing.assert_array_equal(pieces._states[name], steps.states[name], err_msg=name)
+        np.testing.assert_array_equal(pieces.executor.states[name], steps.states[name], err_msg=name)

@@ -114,7 +114,7 @@ def test_dir_of_a_trainer_shows_what_users_call():
     shown = {each for each in dir(trainer()) if not each.startswith("__")}
     assert {"fit", "train_step", "evaluate", "predict", "save", "parameters", "learning_rate", "hints"} <= shown
     assert not [each for each in shown if each.startswith("_")]
-    assert not shown & {"specification", "step_batch", "again", "objective", "working_model", "check_finite", "steps"}
+    assert not shown & {"specification", "step_batch", "again", "working_model", "check_finite", "steps"}
 
 
 def test_a_notebook_shows_the_sentence():

@@ -50,8 +50,8 @@ import onnxtrain
 def test_labels_for_rows_of_scores_build_nothing_again():
     """The axis of the classes is known before the first labels come."""
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
-    session = trainer._session
+    session = trainer.executor.session
     trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.arange(3))
-    assert trainer._session is session
+    assert trainer.executor.session is session
     trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.eye(3, dtype=np.float32))
-    assert trainer._session is not session  # distributions make another loss
+    assert trainer.executor.session is not session  # distributions make another loss

@@ -76,7 +76,7 @@ def test_fifty_steps(name: str, optimizer: str, tmp_path: Path) -> None:
         inputs = entry.example(batch=4, seed=step)
         if entry.vocabulary:  # torch gives the padding token 0 no gradient; exporters do not write that down
             inputs = (inputs[0].clamp(min=1), *inputs[1:])
-        before = {key: np.array(value) for key, value in trainer._session.state.items()}
+        before = {key: np.array(value) for key, value in trainer.executor.session.state.items()}
         _copy_weights(module, trained, before)
         loss, gradients, target, nearest = _torch_step(entry, module, inputs, step)
         found = trainer.train_step(tuple(x.numpy() for x in inputs), target)
@@ -90,7 +90,7 @@ def test_fifty_steps(name: str, optimizer: str, tmp_path: Path) -> None:
             old = [before[f"{key}/{state}"].astype(np.float64) for state in states]
             expected = rule(rate, int(before["T"]), before[key].astype(np.float64), gradient, *old)
             for state, value in zip((key, *(f"{key}/{s}" for s in states)), expected, strict=True):
-                error = np.linalg.norm(trainer._session.state[state] - value)
+                error = np.linalg.norm(trainer.executor.session.state[state] - value)
                 assert error <= 1e-4 * max(np.linalg.norm(value), 1e-6), f"step {step}: {state}"
     assert at_kinks <= MOST_AT_KINKS
 

@@ -46,7 +46,8 @@ def public_names(module: Any) -> list[str]:
     """The names of a module: those it lists, else the functions and classes that it defines."""
     listed = getattr(module, "__all__", None)
     if listed is not None:
-        return sorted(listed, key=str.lower)
+        names = {*listed, *(name for name in dir(module) if not name.startswith("_"))}  # also those of plugins
+        return sorted(sorted(names), key=str.lower)
     defined = [
         name
         for name, value in vars(module).items()

@@ -98,7 +98,8 @@ def _over_arrays(entry: Entry) -> str:
 
 def losses() -> str:
     """The stub of ``onnxtrain.losses``."""
-    bases = [("onnxtrain.losses.base", name) for name in ("Loss", "TargetForm", "TargetKind", "examples", "node_rank")]
+    of_base = ("Loss", "ReducedLoss", "TargetForm", "TargetKind", "examples", "mean_over", "node_rank")
+    bases = [("onnxtrain.losses.base", name) for name in of_base]
     found = [(each.__module__, each.__name__) for each in LOSSES.values()]
     names = sorted([*bases, ("onnxtrain.losses.custom_loss", "CustomLoss"), *found], key=lambda each: _by_kind(*each))
     lines = [f"from {module} import {name} as {name}" for module, name in names]

@@ -69,7 +69,7 @@ def step(text: str, *, threads: int = 1, weights: Mapping[str, Shape], **options
             **{"optimizer": onnxtrain.Momentum(0.01), **options},
         )
         lowered = onnxtrain.lower(trainer.training_model(), kernels=True)
-        states = trainer._session.state
+        states = trainer.executor.session.state
         feeds = {}
         for value in lowered.graph.input:
             kind = value.type.tensor_type

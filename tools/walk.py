@@ -70,13 +70,13 @@ def main() -> int:
     walk.watch(onnx.version_converter, "convert_version", "opset conversions")
     model = path or onnxtrain.examples.digits_cnn()
     trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-3))
-    _ = trainer._session  # so that all modules are loaded, which would be counted as well
+    _ = trainer.executor.session  # so that all modules are loaded, which would be counted as well
     walk.counts.clear()
     sys.setprofile(walk)
     trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-3))
     generator = np.random.default_rng(0)
     arrays = {}
-    for spec in trainer._objective.inputs:
+    for spec in trainer.objective.inputs:
         sizes = [size if isinstance(size, int) else 4 for size in spec.shape or ()]
         arrays[spec.name] = generator.random(sizes).astype(spec.dtype)
     trainer.train_step(arrays, np.zeros(len(next(iter(arrays.values()))), np.int64))

@@ -22,6 +22,13 @@ from .editing.dynamic_batch import dynamic_batch as dynamic_batch
 from .editing.gradient import gradient as gradient
 from .editing.head import replace_head as replace_head
 from .editing.quantize import quantize as quantize
+from .errors.registries import register_callback as register_callback
+from .errors.registries import register_command as register_command
+from .errors.registries import register_flags as register_flags
+from .errors.registries import register_loss as register_loss
+from .errors.registries import register_metric as register_metric
+from .errors.registries import register_pass as register_pass
+from .errors.registries import register_reader as register_reader
 from .interop import backend as backend
 from .interop import flower as flower
 from .interop import hub as hub

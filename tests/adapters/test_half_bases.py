@@ -100,7 +100,7 @@ def test_merged_weights_have_the_type_of_the_file(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_table_become_single_and_not_the_table(kind):
-    graph = trainer(base(kind))._session._steps[0].step.model.graph
+    graph = trainer(base(kind)).executor.session._steps[0].step.model.graph
     (gather,) = (node for node in graph if node.op_type == "Gather" and node.inputs[0].is_initializer())
     assert gather.inputs[0].name == "embed.weight"
     assert gather.outputs[0].dtype == KINDS[kind][0]

@@ -13,7 +13,7 @@ from cyclopts import App
 
 import onnxtrain
 from call_arguments import arguments_of
-from onnxtrain.cli.app import COMMANDS, build, module_of
+from onnxtrain.cli.app import COMMANDS, build
 from onnxtrain.cli.messages import in_flags
 from onnxtrain.cli.training_flags import OptimizerSettings, Training
 from onnxtrain.operators import OPTIMIZERS
@@ -107,7 +107,7 @@ def test_help_teaches(run, command, monkeypatch):
     for line in result.out.splitlines():
         assert not re.match(r"│ +\*? +--[a-z-]+( -o)?( [A-Z]+)?( --no-[a-z]+)? +│", line), f"no help: {line}"
     if command is not None:
-        examples = module_of(command).EXAMPLES
+        examples = COMMANDS[command].EXAMPLES
         assert examples.strip() in re.sub(r" +\n", "\n", result.out), "an example is wrapped"
         assert result.out.index("Examples\n") > result.out.rindex("╰")
 

@@ -185,7 +185,7 @@ def test_from_python(tmp_path):
     expected = onnxtrain.Trainer(trainer.model(), loss="mse", optimizer=onnxtrain.SGD(1.0))
     before = expected.get_weights()
     batch = Batch({"input": x}, y, len(x))
-    norms = GradientNorms(trainer).measure(trainer._trained, batch)
+    norms = GradientNorms(trainer).measure(trainer.weights, batch)
     expected.train_step(x, y)
     after = expected.get_weights()
     for name, array in before.items():

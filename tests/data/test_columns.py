@@ -15,7 +15,6 @@ from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.naming import in_order
 from onnxtrain.errors import CheckpointError, DataError, ModelError
-from onnxtrain.interop.sklearn import OnnxClassifier
 
 LOSS = "cross_entropy"
 RNG = np.random.default_rng(3)
@@ -147,7 +146,7 @@ def test_a_training_is_resumed_with_columns_in_any_order(form, seed, tmp_path):
         new_trainer().fit(other, target="kind", checkpoint=tmp_path / "kept", resume=True, epochs=4, progress=False)
     loaded = new_trainer()
     loaded.load_checkpoint(tmp_path / "kept")
-    assert (loaded.columns, loaded._data.names) == (again.columns, again._data.names)
+    assert (loaded.columns, loaded.data_adapter.names) == (again.columns, again.data_adapter.names)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -284,10 +283,10 @@ def test_names_are_kept_with_the_trainer_the_run_and_the_model(tmp_path):
     for other in (
         copy.deepcopy(trainer),
         pickle.loads(pickle.dumps(trainer)),
-        trainer._rebuilt(),
+        trainer.rebuilt(),
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS),
     ):
-        assert other._data.names == trainer._data.names
+        assert other.data_adapter.names == trainer.data_adapter.names
     np.testing.assert_array_equal(trainer.predict(table), trainer.predict(X))  # weights are no inputs
     by_numbers = new_trainer()
     by_numbers.fit(X, LABELS, **SETTINGS)
@@ -305,6 +304,7 @@ def test_invalid_label_files_are_refused(text, tmp_path):
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS)
 
 
+@pytest.mark.plugins
 def test_models_that_are_made_of_a_trained_one_keep_its_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     onnx.save(examples.mlp((5, 8, 3)), "given.onnx")
@@ -314,10 +314,10 @@ def test_models_that_are_made_of_a_trained_one_keep_its_names(tmp_path, monkeypa
     adapting.save("adapter.onnx_adapter")
     onnxtrain.adapters.merge_adapter("given.onnx", "adapter.onnx_adapter", "merged.onnx")
     onnxtrain.prune("given.onnx", "d.csv", loss=LOSS, target="kind", sparsity=0.5, epochs=1, save="pruned.onnx")
-    assert onnxtrain.Trainer("merged.onnx", loss=LOSS)._data.names == adapting._data.names
-    assert onnxtrain.Trainer("pruned.onnx", loss=LOSS)._data.names == adapting._data.names
+    assert onnxtrain.Trainer("merged.onnx", loss=LOSS).data_adapter.names == adapting.data_adapter.names
+    assert onnxtrain.Trainer("pruned.onnx", loss=LOSS).data_adapter.names == adapting.data_adapter.names
     lora = onnxtrain.Lora(rank=2, adapter="adapter.onnx_adapter")
-    assert onnxtrain.Trainer("given.onnx", loss=LOSS, lora=lora)._data.names == adapting._data.names
+    assert onnxtrain.Trainer("given.onnx", loss=LOSS, lora=lora).data_adapter.names == adapting.data_adapter.names
 
 
 def test_two_columns_of_one_name_are_refused():
@@ -340,9 +340,10 @@ def test_a_dataset_that_was_opened_before_comes_into_order():
     assert trainer.evaluate(opened) == trainer.evaluate(X, TEXTS)
 
 
+@pytest.mark.plugins
 def test_estimators_read_frames_by_name(tmp_path):
     pandas = pytest.importorskip("pandas")
-    trainer = new_trainer()
+    classifier, trainer = onnxtrain.sklearn.OnnxClassifier, new_trainer()
     trainer.fit(Frame(columns()), target="kind", **SETTINGS)
     trainer.save(tmp_path / "tuned.onnx")
 
@@ -350,16 +351,16 @@ def test_estimators_read_frames_by_name(tmp_path):
         return pandas.DataFrame({name: X[:, NAMES.index(name)] for name in order})
 
     settings = {"epochs": 2, "random_state": 1}
-    expected = OnnxClassifier(tmp_path / "tuned.onnx", **settings).fit(frame(NAMES), TEXTS)
+    expected = classifier(tmp_path / "tuned.onnx", **settings).fit(frame(NAMES), TEXTS)
     order = ["e", "a", "10", "b", "height"]
-    other = OnnxClassifier(tmp_path / "tuned.onnx", **settings).fit(frame(order), TEXTS)
+    other = classifier(tmp_path / "tuned.onnx", **settings).fit(frame(order), TEXTS)
     np.testing.assert_array_equal(other.predict_proba(frame(order)), expected.predict_proba(frame(NAMES)))
     other.save(tmp_path / "again.onnx")
     again = onnxtrain.Trainer(tmp_path / "again.onnx", loss=LOSS)
     assert (again.columns, again.labels) == ({"input": NAMES}, ("ash", "elm", "oak"))
     with pytest.raises(DataError, match="lacks 'b' and has 'c' besides"):
-        OnnxClassifier(tmp_path / "tuned.onnx", **settings).fit(frame(NAMES).rename(columns={"b": "c"}), TEXTS)
-    fresh = OnnxClassifier(epochs=1).fit(frame(order), TEXTS)
+        classifier(tmp_path / "tuned.onnx", **settings).fit(frame(NAMES).rename(columns={"b": "c"}), TEXTS)
+    fresh = classifier(epochs=1).fit(frame(order), TEXTS)
     assert fresh.trainer_.columns == {"input": tuple(order)}
 
 

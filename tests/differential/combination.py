@@ -540,9 +540,9 @@ def _train_on(setup: Setup, rank: Any) -> Result:
             data = inputs[0] if len(inputs) == 1 else dict(zip(names, inputs, strict=True))
             trainer.fit(data, target, **setup.fit, **more, callbacks=[kept])
             result.losses = kept.found
-    result.tensors = dict(trainer._initializers())
+    result.tensors = dict(trainer.initializers())
     if plan.ema is not None:
-        result.averages = dict(trainer._initializers(ema=True))
+        result.averages = dict(trainer.initializers(ema=True))
     return result
 
 

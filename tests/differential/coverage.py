@@ -26,7 +26,7 @@ LOSSES = {
     ),
     **dict.fromkeys(
         ("dpo", "orpo", "kto", "reward", "multiple_negatives", "listnet", "ranknet"),
-        "the model takes groups of rows; tests/losses compares them with formulas, tests/text with TRL",
+        "the model takes groups of rows; tests/plugins/text compares them with formulas and TRL",
     ),
 }
 LOSS_OPTIONS = {

@@ -116,7 +116,7 @@ def test_ranks_with_micro_batches_have_the_bits_of_sums_in_rank_order(monkeypatc
     found = [*in_threads(ranks, lambda rank: train(rank, False)), *in_threads(ranks, lambda rank: train(rank, True))]
     alone = onnxtrain.Trainer(model, accumulate=max(2, accumulate), **options)
     if accumulate == 1:
-        alone._executor._micro_rows = lambda rows: rows
+        alone.executor._micro_rows = lambda rows: rows
     losses = [step_in_rank_order(alone, *batch, ranks) for batch in batches]
     about = f"{ranks=} {accumulate=} {overlap=} {second_buffers=} {options}"
     for number, (own_losses, weights) in enumerate(found):

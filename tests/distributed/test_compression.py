@@ -208,8 +208,8 @@ def test_a_training_converges_and_resumes(tmp_path):
         for rows in (256, 31, 1):
             subject.train_step(x[:rows], y[:rows])
     equal(topk.get_weights(), shares.get_weights())
-    equal(topk._executor.checkpoint_states(), shares._executor.checkpoint_states())
-    kept = topk._executor.checkpoint_states()["layer2.weight/residual"]
+    equal(topk.executor.checkpoint_states(), shares.executor.checkpoint_states())
+    kept = topk.executor.checkpoint_states()["layer2.weight/residual"]
     assert kept.shape == (2, *topk.get_weights()["layer2.weight"].shape)
     for compress, shard in (("float16", True), (TopK(0.1), False)):
         folder = f"kept-{shard}"
@@ -218,7 +218,7 @@ def test_a_training_converges_and_resumes(tmp_path):
         begun.fit(x, y, epochs=1, batch_size=32, checkpoint=folder)
         resumed.fit(x, y, epochs=3, batch_size=32, checkpoint=folder, resume=True)
         equal(through.get_weights(), resumed.get_weights())
-        equal(through._executor.checkpoint_states(), resumed._executor.checkpoint_states())
+        equal(through.executor.checkpoint_states(), resumed.executor.checkpoint_states())
         whole = trainer(None)
         whole.fit(x, y, epochs=3, batch_size=32, checkpoint=folder, resume=True)  # without what was not sent
     """,
@@ -232,7 +232,7 @@ def test_what_was_not_sent_is_shared_out_among_another_number(tmp_path):
     kept = """
     subject = trainer(TopK(0.1))
     subject.fit(x, y, epochs=int(sys.argv[1]), batch_size=32, checkpoint="kept", resume=True)
-    states = subject._executor.checkpoint_states()
+    states = subject.executor.checkpoint_states()
     if not subject._communicator.rank:
         np.savez(sys.argv[2], **states)
     """

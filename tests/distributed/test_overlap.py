@@ -136,7 +136,7 @@ def test_sums_beside_the_backward_pass_change_no_bit(tmp_path):
             assert len(set(losses[1:])) == 1, (options, rows, losses)
             assert "accumulate" in options or losses[0] == losses[1]
         for subject in several:
-            reduction = subject._executor._reduction
+            reduction = subject.executor._reduction
             begun = len(reduction._groups) if subject._communicator.overlap else 0
             assert (len(reduction._groups), len(reduction._started)) == (3, begun), (options, subject._communicator)
             for name, array in subject.get_weights().items():
@@ -166,7 +166,7 @@ def test_synchronized_batch_norm_does_not_overlap_with_gradient_sums(tmp_path):
             optimizer="sgd(lr=0.1)", threads=1, distributed=mpi)
         for rows in (6, 1):
             subject.train_step(x[:rows], y[:rows] % 2)
-        assert len(subject._executor._buckets) > 1
+        assert len(subject.executor._buckets) > 1
         found.append(subject.get_weights())
     for name, array in found[0].items():
         np.testing.assert_array_equal(array, found[1][name], err_msg=name)
@@ -187,7 +187,7 @@ FAILS = """
             if number == 1:
                 raise onnxtrain.errors.ParallelError("no more room")
             return True
-        subject._executor._reduction._announced = fails
+        subject.executor._reduction._announced = fails
     subject.train_step(x, y)
 """
 
@@ -211,7 +211,7 @@ def test_more_than_one_type_has_buckets_of_its_own():
     from onnxtrain.distributed.data_parallel import buckets
 
     made = onnxtrain.Trainer(onnxtrain.examples.mlp((8, 32, 4)), loss="softmax_cross_entropy")
-    found = buckets(made._objective, 2)
+    found = buckets(made.objective, 2)
     assert sorted(name for bucket in found for name in bucket) == sorted(made.parameters)
     assert found[0][0].startswith("layer2")
     assert np.all([name.startswith("layer1") for name in found[0][-2:]])
@@ -223,7 +223,7 @@ def test_buckets_grow_with_the_number_of_processes_so_that_messages_stay_large(m
 
     made = onnxtrain.Trainer(onnxtrain.examples.mlp((64, 64, 64, 64, 64)), loss="softmax_cross_entropy")
     monkeypatch.setattr(data_parallel, "BUCKET_BYTES", 4 * 64 * 64)
-    found = data_parallel.buckets(made._objective, processes)
+    found = data_parallel.buckets(made.objective, processes)
     assert len(found) == count
     assert sorted(name for bucket in found for name in bucket) == sorted(made.parameters)
     for bucket in found[:-1]:

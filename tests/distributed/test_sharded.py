@@ -51,8 +51,8 @@ def test_shares_change_no_bit_and_take_less_memory(tmp_path, ranks):
         for rows in (50, 31, 2):
             assert whole.train_step(x[:rows], y[:rows]) == shares.train_step(x[:rows], y[:rows]), options
         equal(whole.get_weights(), shares.get_weights())
-        equal(whole._executor.checkpoint_states(), shares._executor.checkpoint_states())
-        assert shares._executor.checkpoint_states().keys() == whole._executor.checkpoint_states().keys()
+        equal(whole.executor.checkpoint_states(), shares.executor.checkpoint_states())
+        assert shares.executor.checkpoint_states().keys() == whole.executor.checkpoint_states().keys()
         model, other = whole.training_model(), shares.training_model()
         assert {tensor.name: tensor for entry in model.training_info for tensor in entry.algorithm.initializer} == {
             tensor.name: tensor for entry in other.training_info for tensor in entry.algorithm.initializer
@@ -62,7 +62,7 @@ def test_shares_change_no_bit_and_take_less_memory(tmp_path, ranks):
     elements = sum(array.size for array in whole.parameters.values())
     adam = trainer(True)
     adam.train_step(x, y)
-    own = sum(array.nbytes for name, array in adam._executor._share.items() if name.endswith(("/V", "/H")))
+    own = sum(array.nbytes for name, array in adam.executor._share.items() if name.endswith(("/V", "/H")))
     assert abs(own - 8 * elements / mpi.size) < 64 * 2 * 12 * mpi.size
     """,
     )
@@ -151,7 +151,7 @@ FIT = """
     subject.fit(x, y, epochs=epochs, batch_size=20, shuffle=True, checkpoint=folder, resume=True)
     if not mpi.rank:
         np.savez(f"{folder}-{epochs}.npz", **subject.get_weights())
-    kept = subject._executor.checkpoint_states()
+    kept = subject.executor.checkpoint_states()
     if not mpi.rank:
         np.savez(f"{folder}-{epochs}-states.npz", **kept)
 """
@@ -196,7 +196,7 @@ def test_more_processes_than_cache_lines(tmp_path):
         for _ in range(3):
             subject.train_step(x, y)
     equal(subjects[0].get_weights(), subjects[1].get_weights())
-    equal(subjects[0]._executor.checkpoint_states(), subjects[1]._executor.checkpoint_states())
+    equal(subjects[0].executor.checkpoint_states(), subjects[1].executor.checkpoint_states())
     """,
     )
 
@@ -218,18 +218,18 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
         for rows in (50, 31, 1):
             assert states.train_step(x[:rows], y[:rows]) == gradients.train_step(x[:rows], y[:rows]), options
         equal(states.get_weights(), gradients.get_weights())
-        equal(states._executor.checkpoint_states(), gradients._executor.checkpoint_states())
-        steps = gradients._executor
+        equal(states.executor.checkpoint_states(), gradients.executor.checkpoint_states())
+        steps = gradients.executor
         assert len(steps._buckets) >= 3 and not any(name.endswith("/accumulated") for name in steps.states)
-        whole = sum(array.nbytes for array in states._executor._gradients)
-        largest = max(array.nbytes for array in states._executor._gradients)
+        whole = sum(array.nbytes for array in states.executor._gradients)
+        largest = max(array.nbytes for array in states.executor._gradients)
         assert sum(array.nbytes for array in steps._own) * mpi.size == whole
         assert len(steps._send_buffers) == (1 if "communicator" in options else 2)
         assert {array.nbytes for array in steps._send_buffers} == {largest}
     if mpi.rank:
         def fails(bucket):
             raise onnxtrain.errors.ParallelError("no more room")
-        gradients._executor._cleared_buffer = fails
+        gradients.executor._cleared_buffer = fails
     try:
         gradients.train_step(x, y)
     except onnxtrain.errors.ParallelError as error:

@@ -22,7 +22,7 @@ SCRIPT = """
     )
     trainer.fit(x, y, epochs=2, batch_size=16, progress=False)
     if not trainer._communicator.rank:
-        kept = {name: array for name, array in trainer._states.items() if "/V" in name or "/H" in name}
+        kept = {name: array for name, array in trainer.executor.states.items() if "/V" in name or "/H" in name}
         print(json.dumps({name: [str(array.dtype), array.tobytes().hex()] for name, array in kept.items()}))
 """
 

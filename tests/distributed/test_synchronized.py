@@ -25,11 +25,11 @@ SETUP = """
         return onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm=batch_norm, threads=1,
             **{"optimizer": "sgd(lr=0.05)", **options})
     def close(one, other, tolerance=1e-4):
-        for name, array in one._trained.items():
+        for name, array in one.weights.items():
             scale = tolerance * max(1e-2, np.abs(array).max())
-            np.testing.assert_allclose(other._trained[name], array, rtol=tolerance, atol=scale, err_msg=name)
+            np.testing.assert_allclose(other.weights[name], array, rtol=tolerance, atol=scale, err_msg=name)
     def agree(one):
-        for values in zip(*mpi.gather_objects([one._trained[name].tobytes() for name in one._trained])):
+        for values in zip(*mpi.gather_objects([one.weights[name].tobytes() for name in one.weights])):
             assert len(set(values)) == 1
 """
 
@@ -50,7 +50,7 @@ def test_several_steps_are_those_of_one_process_with_the_whole_batch(tmp_path, o
     together, options = trainer("sync", **{{"distributed": mpi, **{given}}}), {given}
     options.pop("distributed", None)
     alone, apart = trainer("train", **options), trainer("train", distributed=mpi, **options)
-    assert len(alone._objective.statistics) >= 4
+    assert len(alone.objective.statistics) >= 4
     for rows in (12, 7, 1, 12):
         losses = [subject.train_step(x[:rows], y[:rows]) for subject in (alone, together)]
         apart.train_step(x[:rows], y[:rows])
@@ -196,8 +196,8 @@ def test_one_process_trains_as_with_its_own_statistics():
     one, other = resnet(batch_norm="sync"), resnet(batch_norm="train")
     for trainer in (one, other):
         trainer.train_step(x, y)
-    for name in one._trained:
-        np.testing.assert_array_equal(one._trained[name], other._trained[name], err_msg=name)
+    for name in one.weights:
+        np.testing.assert_array_equal(one.weights[name], other.weights[name], err_msg=name)
 
 
 def test_without_kernels_it_is_refused_where_there_are_several_processes():

@@ -27,7 +27,7 @@ LENET = """
     )
     history = trainer.fit(x, y, epochs=2, batch_size=64, validation=0.1, metrics=["accuracy", "f1", "auc"], **given)
     if not trainer._communicator.rank:
-        np.savez(how, **trainer._states)
+        np.savez(how, **trainer.executor.states)
         print(json.dumps(history.rows))
 """
 
@@ -213,10 +213,10 @@ def test_running_statistics_are_means_and_dropout_differs_by_rank(tmp_path):
     together.train_step(x, y)
     first.train_step(x[:4], y[:4])
     second.train_step(x[4:], y[4:])
-    assert together._objective.statistics
-    for name in together._objective.statistics:
-        mean = (first._trained[name] + second._trained[name]) / 2
-        np.testing.assert_allclose(together._trained[name], mean, rtol=1e-5, err_msg=name)
+    assert together.objective.statistics
+    for name in together.objective.statistics:
+        mean = (first.weights[name] + second.weights[name]) / 2
+        np.testing.assert_allclose(together.weights[name], mean, rtol=1e-5, err_msg=name)
     seeds = mpi.gather_objects(together.config.modes.seed)
     assert seeds[0] == 0 != seeds[1]
     """,

@@ -61,9 +61,9 @@ def step_in_rank_order(
     trainer: onnxtrain.Trainer, inputs: tuple[np.ndarray, ...], labels: np.ndarray, ranks: int
 ) -> float:
     """Train a step of one process that adds up the gradients of the ranks' parts of a batch in rank order."""
-    executor, objective, rows = trainer._executor, trainer._objective, len(labels)
+    executor, objective, rows = trainer.executor, trainer.objective, len(labels)
     names, states, each = objective.names, executor.states, -(-rows // ranks)
-    _, feeds = trainer._data.step_feeds(objective, inputs, labels, None)
+    _, feeds = trainer.data_adapter.step_feeds(objective, inputs, labels, None)
     rate = {names.learning_rate: np.float32(trainer.learning_rate)}
     before = {name: np.array(states.current(name)) for name in objective.statistics}
     found: list[dict[str, np.ndarray]] = []

@@ -213,7 +213,7 @@ def test_a_trainer_takes_other_batches_and_saves_the_file_with_new_weights_only(
     reference = onnxtrain.Trainer(onnxtrain.dynamic_batch(fixed), loss="mse", optimizer="sgd(lr=0.01)")
     x = feeds_of(fixed, 5)["x"]
     y = RANDOM.normal(size=(5, *run(fixed, {"x": x[:1]})[0].shape[1:])).astype(np.float32)
-    assert trainer._objective.fixed_batch is None
+    assert trainer.objective.fixed_batch is None
     assert trainer.train_step(x, y) == pytest.approx(reference.train_step(x, y), rel=1e-6)
     trainer.save(tmp_path / "tuned.onnx")
     saved = onnx.load(tmp_path / "tuned.onnx")

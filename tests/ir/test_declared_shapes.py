@@ -71,7 +71,7 @@ def test_initializers_have_the_shapes_of_their_tensors() -> None:
     assert [(row.shape, row.size, row.trainable) for row in rows.values()] == [((2, 2), 4, True), ((2,), 2, True)]
     trainer = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer=onnxtrain.Adam(), threads=1)
     trainer.train_step(np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32))
-    assert dict(trainer._trained)["w"].shape == (2, 2)
+    assert dict(trainer.weights)["w"].shape == (2, 2)
 
 
 def test_a_rank_that_the_inputs_contradict_is_not_believed() -> None:

@@ -16,7 +16,7 @@ import onnxtrain
 from onnxtrain.plugins.sparse import compile as compiling
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "sparse"))
+sys.path.insert(0, str(ROOT / "tests" / "plugins" / "sparse"))
 from pruned_models import mlp, run  # noqa: E402 - of a neighbouring folder
 
 COMPILER = os.environ.get("CXX") or shutil.which("c++")

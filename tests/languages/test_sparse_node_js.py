@@ -13,7 +13,7 @@ from javascript import WEB, last_json, needs_packages, node
 import onnxtrain
 from onnxtrain.plugins.sparse import compile as compiling
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "sparse"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "sparse"))
 from pruned_models import mlp, residual_network, run
 
 pytestmark = needs_packages

@@ -157,7 +157,7 @@ def dequantized(given):
 def test_a_low_bit_head_stays_quantized():
     trainer = onnxtrain.Trainer(model("int4"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
     trainer.train_step(X.astype(np.float32), LABELS)
-    (scan,) = (node for node in trainer._session._steps[0].step.model.graph if node.op_type == "Scan")
+    (scan,) = (node for node in trainer.executor.session._steps[0].step.model.graph if node.op_type == "Scan")
     readers = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
     assert [(node.domain, node.op_type) for node in readers] == [
         ("onnxtrain", "MatMulNBits"),

@@ -269,7 +269,7 @@ def test_cross_entropy_takes_probabilities(name: str):
 def test_other_scores_are_logits(name: str, kind: str):
     shape, body = LOGITS[name]
     trainer = check(model(body, shape), kind, "logits", train=["w", "b", "scale"] if "scale" in body else ["w", "b"])
-    assert trainer._objective.heads[0].loss.from_logits is True
+    assert trainer.objective.heads[0].loss.from_logits is True
 
 
 @pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")
@@ -291,7 +291,7 @@ def test_probabilities_are_trained_through_the_logits_behind_them():
     """Logits are reached through nodes that move elements alone."""
     shape, body = BINARY["complement, squeezed"]
     trainer = onnxtrain.Trainer(model(body, shape), loss="bce", optimizer="sgd", train=["w"])
-    assert trainer._objective.prediction is not trainer._objective.output
+    assert trainer.objective.prediction is not trainer.objective.output
     sharp = model(body, shape)
     for tensor in sharp.graph.initializer:
         if tensor.name == "w":

@@ -162,6 +162,6 @@ def test_the_loss_of_quantized_models_is_that_of_their_outputs(kind: str, name: 
         trainer = onnxtrain.Trainer(quantized, loss=kind, qat=True)
         targets = np.zeros_like(trainer.predict(X.numpy())) if kind == "bce" else np.zeros(32, np.int64)
         trainer.train_step(X.numpy(), targets)
-        assert any("from_logits" in hint for hint in trainer.hints) or trainer._objective.heads[0].scores.kind
+        assert any("from_logits" in hint for hint in trainer.hints) or trainer.objective.heads[0].scores.kind
         return
     check(kind, name, quantized, qat=True)

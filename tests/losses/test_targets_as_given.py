@@ -108,7 +108,7 @@ def test_texts_after_numbers_are_refused():
     trainer = trained(LABELS)[2]
     with pytest.raises(DataError, match=message):
         trainer.evaluate(X, TEXTS)
-    for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)), trainer._rebuilt()):
+    for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)), trainer.rebuilt()):
         with pytest.raises(DataError, match=message):
             other.fit(X, TEXTS)
         assert other.labels is None
@@ -236,7 +236,7 @@ def test_labels_are_in_the_metadata_on_request(tmp_path):
 def test_copies_keep_the_labels():
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
     trainer.fit(X, TEXTS)
-    for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)), trainer._rebuilt()):
+    for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)), trainer.rebuilt()):
         assert other.labels == trainer.labels == ("bird", "cat", "dog")
 
 

@@ -14,12 +14,10 @@ import onnxtrain
 from onnxtrain import examples, losses, metrics
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.metrics.base import MetricInput, NamedMetric
-from onnxtrain.metrics.choice import metric_for_loss
+from onnxtrain.metrics.choice import METRICS, metric_for_loss
 from onnxtrain.metrics.dataset_metrics import AVERAGES, DATASET_METRIC_NAMES, DATASET_METRICS
-from onnxtrain.metrics.detections import DETECTION_METRICS
 from onnxtrain.metrics.error_rates import CharacterErrorRate
 from onnxtrain.metrics.means import BUILT_IN
-from onnxtrain.metrics.rewards import REWARD_METRICS
 from onnxtrain.training.report.record import large_is_good
 
 oracle = pytest.importorskip("sklearn.metrics")
@@ -600,8 +598,7 @@ def test_save_best_knows_the_direction_of_every_metric():
     for name in [
         *DATASET_METRIC_NAMES,
         *BUILT_IN,
-        *REWARD_METRICS,
-        *DETECTION_METRICS,
+        *METRICS,
         "acc",
         "mape",
         "cer",

@@ -19,7 +19,6 @@ from onnxtrain.errors import ModelError
 from onnxtrain.model_file import large_data
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.parameters.ties import untied
-from onnxtrain.plugins.pruning.sparse import save_sparse
 
 GONE = r"^The initial values of 'w' are gone: training released them, and '.*m\.onnx' was changed since it was read; "
 
@@ -152,13 +151,14 @@ def test_a_model_with_sparse_initializers_releases_nothing(tmp_path: Path) -> No
         np.testing.assert_array_equal(ModelFile.load(path).value(name), file.value(name))
 
 
+@pytest.mark.plugins
 def test_sparse_storage_needs_only_what_has_no_new_value(tmp_path: Path) -> None:
     path = saved(two_weights(), tmp_path)
     file = ModelFile.load(path)
     file.release(["w"])
     new = np.eye(40, 50, dtype=np.float32)
-    assert save_sparse(file, path, {"w": new}) == ["w"]  # over the file itself
-    assert save_sparse(file, path, {"w": new}) == ["w"]
+    assert onnxtrain.pruning.save_sparse(file, path, {"w": new}) == ["w"]  # over the file itself
+    assert onnxtrain.pruning.save_sparse(file, path, {"w": new}) == ["w"]
     np.testing.assert_array_equal(ModelFile.load(path).dense().value("w"), new)
 
 

@@ -59,16 +59,16 @@ def test_states_alone_resume(kernels, accumulate):
     for _ in range(2):
         first.train_step(X, X)
     second = trainer(kernels, accumulate=accumulate)
-    for name in second._session.state:
-        second._session.state[name] = first._session.state[name]
+    for name in second.executor.session.state:
+        second.executor.session.state[name] = first.executor.session.state[name]
     assert [first.train_step(X, X) for _ in range(3)] == [second.train_step(X, X) for _ in range(3)]
 
 
 def test_micro_batches_draw_apart():
     """Use equal rows: equal masks in five micro-batches would give five equal losses."""
     accumulating = trainer(True, accumulate=5)
-    session = accumulating._session
-    names = accumulating._objective.names
+    session = accumulating.executor.session
+    names = accumulating.objective.names
     feeds = {"x": X[:10], names.target: X[:10], names.learning_rate: np.float32(0)}
     losses = [float(session.step(feeds, entry=0)[names.loss]) for _ in range(5)]
     assert len(set(losses)) == 5
@@ -78,7 +78,7 @@ def test_a_training_model_of_a_file_draws_the_same(tmp_path):
     live = trainer(False)
     live.save_training_model(tmp_path / "training.onnx")
     session = onnxtrain.TrainingSession(tmp_path / "training.onnx")
-    names = live._objective.names
+    names = live.objective.names
     feeds = {"x": X, names.target: X, names.learning_rate: np.float32(0)}
     for _ in range(3):
         assert live.train_step(X, X) == float(session.step(feeds)[names.loss])

@@ -69,7 +69,7 @@ def test_entries_of_accumulated_gradients():
 
 def test_the_graph_of_a_session_carries_no_description():
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
-    (step,) = trainer._session._steps
+    (step,) = trainer.executor.session._steps
     assert not step.step.model.metadata_props
 
 

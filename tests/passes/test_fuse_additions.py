@@ -126,7 +126,7 @@ def test_a_training_has_fewer_additions_and_the_same_losses(
         options = {"loss": "softmax_cross_entropy", "optimizer": "adamw(lr=1e-2)", "precision": compute}
         trainer = onnxtrain.Trainer(tmp_path / "model.onnx", lora=lora, **options)
         found = [trainer.train_step(x, y) for _ in range(8)]
-        graph = trainer._session._steps[0].step.model.graph
+        graph = trainer.executor.session._steps[0].step.model.graph
         counts.append(sum(node.op_type in ("Add", "Sum") for node in graph))
         return found
 
@@ -253,7 +253,7 @@ def test_a_tied_embedding_has_one_gradient_and_the_same_losses(monkeypatch: pyte
     def losses() -> list[float]:
         trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="softmax_cross_entropy", optimizer="adam(lr=1e-2)")
         found = [trainer.train_step(tokens, tokens) for _ in range(5)]
-        graph = trainer._session._steps[0].step.model.graph
+        graph = trainer.executor.session._steps[0].step.model.graph
         places.append([len(node.inputs) for node in graph if node.op_type == "GatherGradient"])
         return found
 

@@ -169,8 +169,8 @@ def trained(path: Path, rank: int, *, kernels: bool = True) -> tuple[list[float]
         runtime=onnxtrain.RuntimeOptions(threads=1, kernels=kernels),
     )
     losses = [trainer.train_step(x, np.arange(12) % 4) for _ in range(5)]
-    nodes = list(trainer._session._steps[0].step.model.graph)
-    return losses, {name: np.array(array) for name, array in trainer._trained.items()}, nodes
+    nodes = list(trainer.executor.session._steps[0].step.model.graph)
+    return losses, {name: np.array(array) for name, array in trainer.weights.items()}, nodes
 
 
 @pytest.mark.sampled("rank")

@@ -230,7 +230,7 @@ def test_training_is_the_same_to_the_bit(monkeypatch):
             monkeypatch.setattr(pipeline, "fuse_relu", lambda graph: None)
         trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((20, 30, 70, 10)), loss="softmax_cross_entropy", threads=2)
         losses = [trainer.train_step(*batch) for batch in zip(x, labels, strict=True)]
-        found = operators(ir.Model(trainer._session._steps[0].step.model.graph, ir_version=8))
+        found = operators(ir.Model(trainer.executor.session._steps[0].step.model.graph, ir_version=8))
         ways.append((losses, {name: np.array(value) for name, value in trainer.parameters.items()}, found))
     assert ways[0][2].count("LinearGradient Relu") == 2
     assert len(ways[1][2]) == len(ways[0][2]) + 4  # two Relus, and the gradient of each

@@ -29,7 +29,7 @@ def entry(passed=()):
     made = onnxtrain.Trainer(
         onnxtrain.examples.mlp((8, 16, 16, 4)), loss="softmax_cross_entropy", accumulate=2, runtime=RuntimeOptions(1)
     )
-    (first, _), values = build_entries(made._objective.step_spec(made.config))
+    (first, _), values = build_entries(made.objective.step_spec(made.config))
     first.notified_groups = [[f"{name}/accumulated" for name in group] for group in GROUPS]
     first.notified_only = {f"{name}/accumulated": first.updates.pop(f"{name}/accumulated") for name in passed}
     return first, values

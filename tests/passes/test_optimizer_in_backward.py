@@ -21,7 +21,7 @@ def trainer(optimizer="adam", activation="relu", **options):
 
 def updates(made, *names):
     """Return positions of the updates and of the `After` nodes before them, and the number of nodes."""
-    nodes = [node.op_type for node in made._session._steps[0].step.model.graph]
+    nodes = [node.op_type for node in made.executor.session._steps[0].step.model.graph]
     found = [place for place, name in enumerate(nodes) if name in names]
     return found, [place for place, name in enumerate(nodes) if name == "After"], len(nodes)
 
@@ -36,7 +36,7 @@ def trained(made, steps=12):
     losses = [
         made.train_step(rng.standard_normal((16, 8)).astype(np.float32), rng.integers(0, 4, 16)) for _ in range(steps)
     ]
-    return losses, {name: np.array(value) for name, value in made._states.items()}
+    return losses, {name: np.array(value) for name, value in made.executor.states.items()}
 
 
 @pytest.mark.sampled("options")
@@ -72,9 +72,9 @@ def test_updates_stand_where_their_gradients_come(small_parts, activation):
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_weights_are_still_written_where_they_stand(small_parts, activation):
     made = trainer(activation=activation)
-    _ = made._session
-    assert set(made._session._steps[0].step.in_place) >= set(made.parameters)
-    assert not set(made._session._steps[0].second_buffers) & set(made.parameters)
+    _ = made.executor.session
+    assert set(made.executor.session._steps[0].step.in_place) >= set(made.parameters)
+    assert not set(made.executor.session._steps[0].second_buffers) & set(made.parameters)
 
 
 def test_a_small_model_keeps_one_update():

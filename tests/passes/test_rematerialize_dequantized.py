@@ -39,7 +39,7 @@ def model(kind, layers=3):
 @pytest.mark.parametrize("kind", ["int8", "float16"])
 def test_each_reader_has_its_own_node_that_waits_for_the_others(kind):
     learner = onnxtrain.Trainer(model(kind), loss="mean_squared_error", train="gain")
-    graph = learner._session._steps[0].step.model.graph
+    graph = learner.executor.session._steps[0].step.model.graph
     nodes = list(graph)
     unpacking = [node for node in nodes if node.outputs[0].name.partition("/")[0] in ("w0", "w1", "w2")]
     assert {node.op_type for node in unpacking} == {"DequantizeLinear" if kind == "int8" else "Cast"}

@@ -144,7 +144,7 @@ def trained(bits: int | None, **options) -> tuple[onnxtrain.Trainer, list[float]
 
 
 def again(trainer: onnxtrain.Trainer) -> Counter[str]:
-    graph = trainer._session._steps[0].step.model.graph
+    graph = trainer.executor.session._steps[0].step.model.graph
     return Counter(node.op_type for node in graph for value in node.outputs if str(value.name).startswith("again/"))
 
 

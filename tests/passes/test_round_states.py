@@ -97,10 +97,10 @@ def test_training_is_the_same_as_in_standard_operators(optimizer, options):
     losses = [[made.train_step(*batch) for batch in zip(x, y, strict=True)] for made in ways]
     # The last bit of float32 sometimes decides the neighbour that a state becomes.
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
-    states = [name for name, value in ways[0]._states.items() if value.dtype == ml_dtypes.bfloat16]
+    states = [name for name, value in ways[0].executor.states.items() if value.dtype == ml_dtypes.bfloat16]
     assert len(states) == 4 * len(optimizer.states)
     for made in ways:
-        assert any(np.any(made._states[name] != 0) for name in states)
+        assert any(np.any(made.executor.states[name] != 0) for name in states)
 
 
 def test_the_rounding_is_in_the_update_and_each_state_is_once():

@@ -36,7 +36,7 @@ def batch():
 
 
 def operators(made):
-    return [node.op_type for node in made._session._steps[0].step.model.graph]
+    return [node.op_type for node in made.executor.session._steps[0].step.model.graph]
 
 
 def test_every_normalization_has_a_sum_in_each_direction():
@@ -55,8 +55,8 @@ def test_the_same_part_twice_is_that_part(batch):
     for _ in range(3):
         twice.train_step(np.concatenate([x, x]), np.concatenate([y, y]))
         once.train_step(x, y)
-    for name, array in once._trained.items():
-        np.testing.assert_allclose(twice._trained[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    for name, array in once.weights.items():
+        np.testing.assert_allclose(twice.weights[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_sums_are_made_on_the_thread_that_runs_the_session(batch):
@@ -76,9 +76,9 @@ def test_a_layer_without_a_gradient_behind_it_still_takes_the_statistics_of_all(
     x, y = batch
     twice = trainer("sync", Pretended(), train="classifier.*")
     assert operators(twice).count("AllReduce") == operators(trainer("sync", Pretended())).count("AllReduce") // 2
-    before = {name: np.array(twice._trained[name]) for name in twice._objective.statistics}
+    before = {name: np.array(twice.weights[name]) for name in twice.objective.statistics}
     twice.train_step(x, y)
-    assert all(np.any(twice._trained[name] != value) for name, value in before.items())
+    assert all(np.any(twice.weights[name] != value) for name, value in before.items())
 
 
 def test_the_file_of_a_training_is_for_one_process():
@@ -90,7 +90,7 @@ def test_the_file_of_a_training_is_for_one_process():
 
 def test_a_session_without_an_all_reduce_function_reports_it(batch):
     made, (x, y) = trainer("sync", Pretended()), batch
-    steps = made._executor
+    steps = made.executor
     feeds = {"image": x, steps.objective.heads[0].target_name: y, "learning_rate": np.float32(0.1)}
     with pytest.raises(StepError, match="AllReduce"):
         steps.session.step(feeds, entry=0)
@@ -113,5 +113,5 @@ def test_a_large_mean_leaves_the_variance_its_digits(kind):
     dtype = {"float": np.float32, "double": np.float64}[kind]
     x = np.random.default_rng(0).normal(1000, 1, (200, 3)).astype(dtype)
     made.train_step(np.concatenate([x, x]), np.zeros((400, 3), dtype))
-    np.testing.assert_allclose(made._trained["mean"], 0.75 * x.mean(axis=0, dtype=float), rtol=1e-6)
-    np.testing.assert_allclose(made._trained["var"], 0.25 + 0.75 * x.var(axis=0, dtype=float), rtol=1e-5)
+    np.testing.assert_allclose(made.weights["mean"], 0.75 * x.mean(axis=0, dtype=float), rtol=1e-6)
+    np.testing.assert_allclose(made.weights["var"], 0.25 + 0.75 * x.var(axis=0, dtype=float), rtol=1e-5)

@@ -42,7 +42,7 @@ def trainer(model=None, **options):
 
 def masked(made, entry=0):
     """The nodes of a step graph that read a mask, beside updates."""
-    graph = made._executor.session._steps[entry].step.model.graph
+    graph = made.executor.session._steps[entry].step.model.graph
     return [
         node.op_type
         for node in graph
@@ -147,7 +147,7 @@ def test_layers_without_a_bias_have_all_inputs(layer):
         made = trainer(model, loss="mse", masks=masks)
         found.append([made.train_step(X, np.ones((256, 96), np.float32)) for _ in range(3)])
     assert "Linear" in masked(made)
-    nodes = [node for node in made._executor.session._steps[0].step.model.graph if node.op_type == "Linear"]
+    nodes = [node for node in made.executor.session._steps[0].step.model.graph if node.op_type == "Linear"]
     assert all(None not in node.inputs for node in nodes)
     assert found[0] == found[1]
     plain = trainer(model, loss="mse", masks=None)

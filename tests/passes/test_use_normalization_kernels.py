@@ -140,9 +140,9 @@ def test_a_training_has_the_losses_of_the_standard_operator(monkeypatch: pytest.
         options = {"loss": "softmax_cross_entropy", "optimizer": "sgd(lr=0.1)", "batch_norm": "train"}
         trainer = onnxtrain.Trainer(tmp_path / "model.onnx", **options)
         losses = [trainer.train_step(x, np.arange(12) % 4) for _ in range(5)]
-        graph = trainer._session._steps[0].step.model.graph
+        graph = trainer.executor.session._steps[0].step.model.graph
         used.append(any(node.op_identifier()[:2] == ("onnxtrain", "BatchNormalization") for node in graph))
-        return losses, {name: np.array(trainer._trained[name]) for name in ("mean", "variance")}
+        return losses, {name: np.array(trainer.weights[name]) for name in ("mean", "variance")}
 
     monkeypatch.setattr(pipeline, "fuse_batch_norm", lambda model: None)  # which takes all nodes of one process
     losses, statistics = trained()

@@ -45,7 +45,7 @@ def assert_same_results(
 
 def operators_of_step(trainer: onnxtrain.Trainer) -> list[str]:
     """Return the operators of the nodes in a trainer's session."""
-    return [node.op_type for node in trainer._session._steps[0].step.model.graph]
+    return [node.op_type for node in trainer.executor.session._steps[0].step.model.graph]
 
 
 def trained_both_ways(

@@ -41,7 +41,7 @@ def trained_and_saved(model: onnx.ModelProto, inputs, targets, folder, loss: str
         onnxtrain.gradient(path, y=floating[0])
     assert trainer.train_step(inputs, targets) == pytest.approx(first, rel=1e-3, abs=1e-6)
     trainer.save(saved)
-    assert saved.read_bytes() == with_values(model, trainer._initializers())
+    assert saved.read_bytes() == with_values(model, trainer.initializers())
     onnxruntime.InferenceSession(saved, providers=["CPUExecutionProvider"])
     return trainer
 
@@ -251,7 +251,7 @@ def test_zoo_of_scikit_learn(tmp_path):
         loss = "softmax_cross_entropy" if "classifier" in name else "mean_squared_error"
         targets = entry.targets if "class" in name else entry.targets.reshape(-1, 1)
         if "logistic_regression" in name:
-            continue  # its weights are attributes: tests/test_sklearn_linear.py
+            continue  # its weights are attributes: tests/interop/test_sklearn_linear.py
         trained_and_saved(entry.model, entry.inputs, targets, tmp_path, loss)
 
 

@@ -13,6 +13,7 @@ import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.errors import DataError, GradientError, ModelError, TrainingHint
 from onnxtrain.plugins.text.generation import continued
+from onnxtrain.plugins.text.text_continuation import text_generator
 
 torch = pytest.importorskip("torch")
 genai = pytest.importorskip("onnxruntime_genai")
@@ -178,7 +179,7 @@ def test_samples_are_what_genai_writes(name, precision, made, tmp_path):
             (folder / file.name).write_bytes(file.read_bytes())
     trainer.save(adapter)
     onnxtrain.adapters.add_slots(path, folder / "model.onnx", adapter=adapter)
-    model = trainer._text_generator(path.parent, None)._model
+    model = text_generator(trainer, path.parent)._model
     for prompt in ([5, 6, 7], [40], [3, 9, 27, 81, 12, 36]):
         model.begin()
         own = continued(prompt, model, 16, {END}, None)

@@ -50,7 +50,7 @@ def exact(model):
 def test_the_loss_equals_the_runtimes_and_falls(kernels, bits, mask):
     model = language_model(bits=bits)
     made = trainer(model, optimizer="adam(lr=1e-2)", runtime=onnxtrain.RuntimeOptions(kernels=kernels))
-    assert [spec.name for spec in made._objective.inputs] == ["input_ids", "attention_mask"]
+    assert [spec.name for spec in made.objective.inputs] == ["input_ids", "attention_mask"]
     feeds = {"input_ids": IDS, "attention_mask": mask}
     losses = [made.train_step(feeds, TARGETS) for _ in range(10)]
     assert losses[0] == pytest.approx(loss_of_the_runtime(exact(model), mask), rel=1e-5)

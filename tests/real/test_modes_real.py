@@ -212,7 +212,7 @@ def test_batch_normalization_of_the_file_is_frozen(opset, outputs, tmp_path):
     single = trainer(model)
     single.train_step(X[:1], Y[:1])  # one example has no variance
     assert set(subject.parameters) == {"s", "b"}
-    assert subject._objective.statistics == {}
+    assert subject.objective.statistics == {}
     subject.save(tmp_path / "saved.onnx")
     saved = onnx.load(tmp_path / "saved.onnx")
     assert saved.graph.node[0] == model.graph.node[0]
@@ -223,7 +223,7 @@ def test_batch_normalization_of_the_file_is_frozen(opset, outputs, tmp_path):
 def test_batch_normalization_of_the_file_trains_on_request(opset, outputs):
     subject = trainer(normalizing(opset, outputs=outputs), batch_norm="train")
     subject.train_step(X, Y)
-    np.testing.assert_allclose(subject._session.state["m"], 0.7 * W / 2 + 0.3 * X.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(subject.executor.session.state["m"], 0.7 * W / 2 + 0.3 * X.mean(0), rtol=1e-4)
 
 
 def test_readers_of_new_statistics_get_the_old_ones_when_frozen():
@@ -249,8 +249,8 @@ def test_batch_normalization_in_a_function():
     np.testing.assert_allclose(frozen.predict(X), X * W * W / (1 + 1e-5), rtol=1e-4)
     subject = trainer(model, batch_norm="train")
     subject.train_step(X, Y)
-    assert sorted(subject._objective.statistics) == ["m", "m2", "v", "v2"]
-    np.testing.assert_allclose(subject._session.state["m"], 0.1 * X.mean(0), rtol=1e-4)
+    assert sorted(subject.objective.statistics) == ["m", "m2", "v", "v2"]
+    np.testing.assert_allclose(subject.executor.session.state["m"], 0.1 * X.mean(0), rtol=1e-4)
 
 
 def test_hints_describe_the_file():
@@ -375,7 +375,7 @@ def test_an_export_in_training_mode_trains_reproducibly(torch, exporter, tmp_pat
 def test_the_export_call_that_the_hint_names_keeps_batch_normalization(torch, exporter, tmp_path):
     model = exported(torch, tmp_path / "train.onnx", train=True, **EXPORTS[exporter](torch))
     subject = onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm="train")
-    assert len(subject._objective.statistics) == 4
+    assert len(subject.objective.statistics) == 4
     subject.train_step(IMAGES, LABELS)
 
 
@@ -394,7 +394,7 @@ def test_a_fresh_network_of_the_torchscript_exporter(torch, tmp_path):
     losses = []
     for model in (merged, complete):
         subject = onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm="train", untie=True)
-        assert len(subject._objective.statistics) == 4
+        assert len(subject.objective.statistics) == 4
         losses.append([subject.train_step(IMAGES, LABELS) for _ in range(3)])
     assert losses[0] == losses[1]
     with pytest.warns(TrainingHint, match="running statistic of batch normalization is among them and moves"):

@@ -224,7 +224,7 @@ def three_steps(
     table = onnxtrain.inspect(model).initializers
     held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     trainer = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.02)", **options)
-    start = {name: np.array(array) for name, array in dict(trainer._trained).items()}
+    start = {name: np.array(array) for name, array in dict(trainer.weights).items()}
     trained = {name: array for name, array in start.items() if name in trainer.parameters}
     assert {row.name for row in table if row.trainable} >= set(trained)
     layout = reference.Layout(module, trained)
@@ -242,7 +242,7 @@ def three_steps(
     truth = reference.train(module, layout, trained, plan, torch.float64)
     found = [trainer.train_step(inputs if len(inputs) > 1 else inputs[0], target) for _ in range(3)]
     np.testing.assert_allclose(found, truth.losses, rtol=1e-4)
-    after = dict(trainer._trained)
+    after = dict(trainer.weights)
     largest = max(float(np.abs(value - trained[name]).max()) for name, value in truth.tensors.items())
     for name, value in truth.tensors.items():
         moved = float(np.linalg.norm(value - trained[name]))

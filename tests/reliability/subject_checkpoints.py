@@ -33,7 +33,7 @@ class Subject:
         self._trainer().fit(self._data, epochs=2, batch_size=8, checkpoint=self._good, checkpoint_every=2)
         finished = self._trainer()
         finished.fit(self._data, epochs=3, batch_size=8)
-        self._expected = {name: array.tobytes() for name, array in finished._trained.items()}
+        self._expected = {name: array.tobytes() for name, array in finished.weights.items()}
 
     def _trainer(self) -> Any:
         import onnxtrain
@@ -57,7 +57,7 @@ class Subject:
             operations.run("comparison", lambda: self._compare(trainer))
 
     def _compare(self, trainer: Any) -> None:
-        found = {name: array.tobytes() for name, array in dict(trainer._trained).items()}
+        found = {name: array.tobytes() for name, array in dict(trainer.weights).items()}
         if found != self._expected:
             raise WrongError("a damaged checkpoint was resumed without a word, to other weights")
 

@@ -75,7 +75,7 @@ class Subject:
         path = make_data(case, generator, Trap(trap))
         trainer = self._trainer
         operations.run("fit", lambda: trainer.fit(path, epochs=1, target="label"))
-        if not all(np.isfinite(array).all() for array in dict(trainer._trained).values()):
+        if not all(np.isfinite(array).all() for array in dict(trainer.weights).values()):
             self._make_trainer()
         operations.run("evaluate", lambda: trainer.evaluate(path, target="label"))
         operations.run("predict", lambda: trainer.predict(path))

@@ -155,7 +155,11 @@ def _save(trainer: Any, path: Path) -> None:
     trainer.save(saved)
     trained = {*trainer.parameters}
     given, written = (_without_data(file.read_bytes(), trained) for file in (path, saved))
-    if b"sparse" not in path.read_bytes() and given != written and not trainer._file.proto.graph.sparse_initializer:
+    if (
+        b"sparse" not in path.read_bytes()
+        and given != written
+        and not trainer.config.model.proto.graph.sparse_initializer
+    ):
         raise WrongError("the saved model differs in more than the data of its initializers")
 
 

@@ -19,7 +19,7 @@ def train(seed: int) -> bytes:
     model = onnxtrain.examples.mlp((4, 16, 3), seed=seed)
     trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", seed=seed, clip_norm=1.0)
     trainer.fit((POINTS, LABELS), epochs=3, batch_size=8)
-    weights = b"".join(array.tobytes() for array in dict(trainer._trained).values())
+    weights = b"".join(array.tobytes() for array in dict(trainer.weights).values())
     with_gradient = onnxtrain.gradient(model)
     return weights + trainer.predict(POINTS).tobytes() + with_gradient.SerializeToString(deterministic=True)
 

@@ -44,7 +44,7 @@ def test_a_second_training_in_a_checkpoint_folder_is_refused(tmp_path):
         trainer.fit(
             data, epochs=3, batch_size=10, checkpoint=folder, checkpoint_every=folder and 1, callbacks=callbacks
         )
-        return {name: array.tobytes() for name, array in dict(trainer._trained).items()}
+        return {name: array.tobytes() for name, array in dict(trainer.weights).items()}
 
     alone = trained()
     assert trained(tmp_path / "kept", [Second()]) == alone

@@ -153,8 +153,8 @@ def test_training_is_that_of_standard_operators(stand_in, optimizer, options, ma
     on_device = sum((kinds(graph) for graph in stand_in), Counter())
     here = trainer(["cpu"], optimizer, masked=masked, **options)
     assert losses == pytest.approx([here.train_step(X, Y) for _ in range(4)], rel=1e-6)
-    for name, value in there._states.items():
-        np.testing.assert_allclose(value, here._states[name], rtol=1e-5, atol=1e-7)
+    for name, value in there.executor.states.items():
+        np.testing.assert_allclose(value, here.executor.states[name], rtol=1e-5, atol=1e-7)
     assert on_device
     assert set(on_device) <= {f"{form}{name}" for name in OPTIMIZERS for form in ("", "Fused")}
     if fused is not None:

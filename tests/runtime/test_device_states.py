@@ -76,15 +76,15 @@ def _host(monkeypatch, *arguments, **options):
 
 
 def _equal(one, other) -> bool:
-    return all(np.array_equal(one._states[name], other._states[name]) for name in one._states)
+    return all(np.array_equal(one.executor.states[name], other.executor.states[name]) for name in one.executor.states)
 
 
 @pytest.mark.parametrize("optimizer", ["adam(lr=0.05)", "momentum(lr=0.1)", "ssgd(lr=0.1)", "adamw", "lion", "rmsprop"])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"clip_norm": 0.1}], ids=["plain", "accumulate", "clip"])
 def test_steps_are_those_of_the_processor(device, monkeypatch, optimizer, options):
     here, there = _host(monkeypatch, optimizer=optimizer, **options), _trainer(optimizer=optimizer, **options)
-    assert type(here._states) is StateBuffers
-    assert isinstance(there._states, DeviceStates)
+    assert type(here.executor.states) is StateBuffers
+    assert isinstance(there.executor.states, DeviceStates)
     for _ in range(4):
         assert here.train_step(X, Y) == there.train_step(X, Y)
     assert _equal(here, there)
@@ -141,7 +141,7 @@ def test_what_is_written_into_an_array_that_is_dropped_counts(device):
     trainer = _trainer()
     trainer.parameters["layer1.weight"][...] = 0.5
     assert (trainer.parameters["layer1.weight"] == 0.5).all()
-    view = trainer._states["layer1.weight"][0]
+    view = trainer.executor.states["layer1.weight"][0]
     view[:] = 2.0
     del view
     gc.collect()
@@ -151,9 +151,9 @@ def test_what_is_written_into_an_array_that_is_dropped_counts(device):
 
 def test_two_arrays_of_one_state_are_one(device):
     trainer = _trainer()
-    first, second = trainer._states["layer1.bias"], trainer._states["layer1.bias"]
+    first, second = trainer.executor.states["layer1.bias"], trainer.executor.states["layer1.bias"]
     first[0] = 7.0
-    trainer._states["layer1.bias"] = np.asarray(second) + 1
+    trainer.executor.states["layer1.bias"] = np.asarray(second) + 1
     assert first[0] == second[0] == 8.0
 
 
@@ -169,11 +169,11 @@ def test_a_state_with_two_buffers(device, monkeypatch):
     held = None
     for number in range(6):
         assert here.train_step(X, Y) == there.train_step(X, Y)
-        held = there._states["layer1.weight"] if number == 2 else held
+        held = there.executor.states["layer1.weight"] if number == 2 else held
         if number == 4:
-            np.testing.assert_array_equal(held, here._states["layer1.weight"])
+            np.testing.assert_array_equal(held, here.executor.states["layer1.weight"])
             held = None
-    assert there._states.doubled
+    assert there.executor.states.doubled
     assert _equal(here, there)
 
 
@@ -197,7 +197,7 @@ def test_checkpoints_resume_bit_for_bit(device, tmp_path):
 
 
 def test_a_state_that_does_not_fit(device):
-    states = _trainer()._states
+    states = _trainer().executor.states
     with pytest.raises(OptionError, match=r"The state 'layer1.bias' is float32 of shape \(8,\); got float64"):
         states["layer1.bias"] = np.zeros(8)
     with pytest.raises(OptionError, match=r"There is no state 'none'; the states are layer1.weight"):
@@ -205,7 +205,7 @@ def test_a_state_that_does_not_fit(device):
 
 
 def test_several_processes_need_the_memory_of_the_processor(device):
-    states = _trainer(accumulate=2)._states
+    states = _trainer(accumulate=2).executor.states
     for together in (
         lambda: states.make_contiguous(["layer1.bias"]),
         lambda: states.set_buffer("layer1.bias", np.zeros(8, np.float32)),

@@ -43,8 +43,8 @@ def test_training_is_that_of_the_cpu(optimizer, options, kernels):
     there, here = (trainer(name, optimizer, kernels=kernels, **options) for name in ("cuda", "cpu"))
     for _ in range(10):
         assert there.train_step(X, Y) == pytest.approx(here.train_step(X, Y), rel=1e-4)
-    for name, value in there._states.items():
-        np.testing.assert_allclose(value, here._states[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    for name, value in there.executor.states.items():
+        np.testing.assert_allclose(value, here.executor.states[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @needs_gpu

@@ -137,7 +137,7 @@ def test_memory(error, size, monkeypatch):
     def fail(*_):
         raise error
 
-    for step in trainer._session._steps:
+    for step in trainer.executor.session._steps:
         monkeypatch.setattr(step._session, "run_with_iobinding", fail)
     with pytest.raises(StepError, match=NO_MEMORY.format(size)):
         trainer.train_step(feeds, labels)
@@ -151,9 +151,9 @@ def test_memory_for_the_data_of_a_step():
     feeds, labels = tokens(7)
     trainer = onnxtrain.Trainer(language_model(), loss="next_token", output="logits")
     trainer.train_step(feeds, labels)
-    (step,) = trainer._session._steps
-    names = trainer._objective.names
-    given = feeds | {trainer._objective.heads[0].target_name: labels, names.learning_rate: 0.1}
+    (step,) = trainer.executor.session._steps
+    names = trainer.objective.names
+    given = feeds | {trainer.objective.heads[0].target_name: labels, names.learning_rate: 0.1}
     step.run(given)
     with pytest.raises(StepError, match=NO_MEMORY.format("a buffer")):
         step.run(given | {"input_ids": Array()})

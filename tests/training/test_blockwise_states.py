@@ -41,7 +41,7 @@ def test_large_tensors_have_codes_and_scales_and_small_ones_stay(optimizer):
     learner = trainer(optimizer=optimizer)
     size = learner.parameters[LARGE].size
     learner.train_step(X, Y)
-    states = learner._states
+    states = learner.executor.states
     for letter in (state.name for state in optimizer.states):
         assert states[f"{LARGE}/{letter}"].dtype == np.uint8
         assert states[f"{LARGE}/{letter}"].shape == learner.parameters[LARGE].shape
@@ -64,9 +64,11 @@ def test_the_smallest_tensor_in_8_bits_has_4096_elements(elements, kept):
         model, loss="mse", optimizer="adam", precision=onnxtrain.Precision(states="8bit"), threads=1
     )
     learner.train_step(np.ones((2, elements), np.float32), np.ones((2, 1), np.float32))
-    states = {name: array for name, array in learner._states.items() if name.endswith("/V") and array.size == elements}
+    states = {
+        name: array for name, array in learner.executor.states.items() if name.endswith("/V") and array.size == elements
+    }
     assert [array.dtype for array in states.values()] == [kept]
-    scales = [array.shape for name, array in learner._states.items() if name.endswith("/V_scale")]
+    scales = [array.shape for name, array in learner.executor.states.items() if name.endswith("/V_scale")]
     assert scales == ([] if elements < 4096 else [(-(-elements // 256),)])
 
 
@@ -81,8 +83,8 @@ def test_a_resumed_training_continues_bit_for_bit(tmp_path, options):
     whole.fit(data, epochs=4, batch_size=8, progress=False)
     first.fit(data, epochs=2, batch_size=8, progress=False, checkpoint=tmp_path / "run")
     second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
-    assert whole._states[f"{LARGE}/V"].dtype == np.uint8
-    assert_same(whole._states, second._states)
+    assert whole.executor.states[f"{LARGE}/V"].dtype == np.uint8
+    assert_same(whole.executor.states, second.executor.states)
 
 
 def test_threads_change_nothing_and_seeds_do():
@@ -90,7 +92,7 @@ def test_threads_change_nothing_and_seeds_do():
     for learner in (one, same_seed, other):
         for _ in range(3):
             learner.train_step(X, Y)
-    codes = [learner._states[f"{LARGE}/H"] for learner in (one, same_seed, other)]
+    codes = [learner.executor.states[f"{LARGE}/H"] for learner in (one, same_seed, other)]
     np.testing.assert_array_equal(codes[0], codes[1])
     assert np.any(codes[0] != codes[2])
 
@@ -102,8 +104,8 @@ def test_masked_weights_and_their_states_stay_zero():
     for _ in range(5):
         learner.train_step(X, Y)
     for name in (f"{LARGE}/V", f"{LARGE}/H"):
-        assert not np.any(learner._states[name][~mask] & 127)
-        assert np.any(learner._states[name][mask])
+        assert not np.any(learner.executor.states[name][~mask] & 127)
+        assert np.any(learner.executor.states[name][mask])
     assert not np.any(learner.parameters[LARGE][~mask])
 
 
@@ -115,7 +117,7 @@ def test_a_training_model_saved_to_a_file_continues():
     session = onnxtrain.TrainingSession(model)
     session.step({"input": X, "target": Y, "learning_rate": np.float32(0.005)})
     learner.train_step(X, Y)
-    assert_same(learner._states, session.state)
+    assert_same(learner.executor.states, session.state)
     session.initialize()
     assert not np.any(session.state[f"{LARGE}/H"])
     assert not np.any(session.state[f"{LARGE}/H_scale"])
@@ -148,11 +150,11 @@ def test_it_trains_as_well_as_with_float32(optimizer):
 def test_an_average_that_changes_by_a_thousandth_falls():
     """Rounding to nearest would not change values: half the distance between two codes is a sixteenth."""
     learner = trainer(optimizer=onnxtrain.Adam(0.0))
-    learner._states[f"{LARGE}/H"][...] = 31 << 3  # 1 times the scale
-    learner._states[f"{LARGE}/H_scale"][...] = 1.0
+    learner.executor.states[f"{LARGE}/H"][...] = 31 << 3  # 1 times the scale
+    learner.executor.states[f"{LARGE}/H_scale"][...] = 1.0
     for _ in range(300):
         learner.train_step(np.zeros_like(X), Y)  # its gradient for the first weights is zero
-    codes, scales = learner._states[f"{LARGE}/H"].reshape(-1, 256), learner._states[f"{LARGE}/H_scale"]
+    codes, scales = learner.executor.states[f"{LARGE}/H"].reshape(-1, 256), learner.executor.states[f"{LARGE}/H_scale"]
     mean = np.mean(2.0 ** ((codes >> 3) - 31.0) * (1 + (codes & 7) / 8) * scales[:, None])
     assert abs(mean - 0.999**300) < 0.03
 

@@ -102,8 +102,8 @@ def test_a_block_in_the_middle_is_trained_with_layers_behind_it() -> None:
     names = [name for name in onnxtrain.Trainer(resnet(), loss="cross_entropy").parameters if "head" not in name]
     last = [name for name in names if name.split(".")[0] == names[-1].split(".")[0]] or names[-2:]
     trainers = [head_trainer(train=["head.*", *last]) for _ in range(2)]
-    divided = divide(trainers[0]._objective)
-    assert len(list(divided.trained.model.graph)) < len(list(trainers[0]._objective.model.graph)) / 1.5
+    divided = divide(trainers[0].objective)
+    assert len(list(divided.trained.model.graph)) < len(list(trainers[0].objective.model.graph)) / 1.5
     assert_same(trainers, IMAGES, LABELS, epochs=2, batch_size=8)
 
 
@@ -139,14 +139,14 @@ def test_the_trained_layers_may_read_several_features() -> None:
     tokens, labels = RNG.integers(1, 20, (10, 6)), np.arange(10) % 4
     data = {"input_ids": tokens, "attention_mask": (np.arange(6) < RNG.integers(2, 7, (10, 1))).astype(np.int64)}
     trainers = [onnxtrain.Trainer(model, loss="cross_entropy", train="*layer1*") for _ in range(2)]
-    sources = divide(trainers[0]._objective).sources
+    sources = divide(trainers[0].objective).sources
     assert len(sources) > 1
     assert_same(trainers, data, labels, epochs=2, batch_size=4)
 
 
 def test_the_steps_run_no_frozen_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = head_trainer()
-    divided = divide(trainer._objective)
+    divided = divide(trainer.objective)
     assert not {"Conv", "BatchNormalization"} & {node.op_type for node in divided.trained.model.graph}
     assert {str(value.name) for value in divided.trained.model.graph.inputs} == set(divided.sources)
     fed: list[set[str]] = []
@@ -165,9 +165,9 @@ def test_the_steps_run_no_frozen_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Executor, "step", recorded)
     monkeypatch.setattr(StepSession, "run", counted)
-    assert trainer._objective.inputs[0].name == "image"
+    assert trainer.objective.inputs[0].name == "image"
     trainer.fit(IMAGES, LABELS, epochs=4, batch_size=10, progress=False, cache_features=True)
-    assert fed == [{*divided.sources, trainer._objective.names.target}] * 12
+    assert fed == [{*divided.sources, trainer.objective.names.target}] * 12
     assert runs == [10, 5, 10, 10]  # each example once, and half of the first batch again, alone
 
 
@@ -197,7 +197,7 @@ def test_a_checkpoint_goes_on_with_features_and_without(tmp_path: Any) -> None:
 def test_hints_say_the_memory_of_the_features() -> None:
     trainer = head_trainer()
     trainer.fit(IMAGES, LABELS, progress=False, cache_features=True)
-    (name,) = divide(trainer._objective).sources.values()
+    (name,) = divide(trainer.objective).sources.values()
     assert trainer.hints[-1] == f"The features of 30 examples ({name}) take 0.0 MiB of memory."
 
 
@@ -279,7 +279,7 @@ def test_examples_that_change_and_layers_that_mix_examples_are_refused() -> None
 def test_batches_of_features_are_those_of_the_data() -> None:
     """The same examples in every batch of every epoch as without features."""
     trainer = head_trainer()
-    dataset = trainer._open((IMAGES, LABELS))
+    dataset = trainer.open_data((IMAGES, LABELS))
     features = trainer._features(dataset, 8, None)
 
     def targets(batches: Any) -> list[list[int]]:
@@ -305,7 +305,7 @@ def test_features_of_different_lengths_and_several_processes_are_refused(monkeyp
     ):
         trainer.fit(Lengths(), batch_size=4, shuffle=False, progress=False, cache_features=True)
     trainer = head_trainer()
-    dataset = trainer._open((IMAGES, LABELS))
+    dataset = trainer.open_data((IMAGES, LABELS))
     monkeypatch.setattr(onnxtrain.Trainer, "_communicator", SimpleNamespace(size=2, rank=0))
     with pytest.raises(OptionError, match="in one process, but 2 train together"):
         trainer._features(dataset, 8, None)

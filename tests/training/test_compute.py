@@ -47,7 +47,7 @@ def language_model(monkeypatch, stored):
 
 
 def rounded_nodes(trainer):
-    graph = trainer._session._steps[0].step.model.graph
+    graph = trainer.executor.session._steps[0].step.model.graph
     return [node for node in graph if "compute" in node.attributes]
 
 

@@ -25,7 +25,7 @@ def trainer(loss=LOSS, **options):
 
 
 def bits(one):
-    return {name: array.tobytes() for name, array in one._states.items()}
+    return {name: array.tobytes() for name, array in one.executor.states.items()}
 
 
 def test_inputs_and_targets_apart_are_as_in_a_tuple():
@@ -44,7 +44,7 @@ def test_a_fraction_is_held_out():
     rows = one.fit(X, LABELS, validation=0.25, batch_size=4, epochs=2).rows
     from onnxtrain.data import split_validation
 
-    parts = split_validation(other._open((X, LABELS)), 0.25, 3)
+    parts = split_validation(other.open_data((X, LABELS)), 0.25, 3)
     assert (parts.train.size, parts.validation.size) == (9, 3)
     assert rows == other.fit(parts.train, validation=parts.validation, batch_size=4, epochs=2).rows
     with pytest.raises(OptionError, match="validation fraction is 1"):
@@ -241,7 +241,7 @@ def test_weights_that_do_not_fit_change_nothing():
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_trains_independently(how):
-    name = trainer()._objective.matmul_weights[0]
+    name = trainer().objective.matmul_weights[0]
     mask = np.arange(trainer().parameters[name].size).reshape(trainer().parameters[name].shape) % 3 > 0
     one = trainer(masks={name: mask}, clip_norm=0.5, seed=4)
     one.train_step(X, np.eye(3, dtype=np.float32)[LABELS])

@@ -57,6 +57,7 @@ def test_the_best_model_is_looked_at_before(tmp_path: Path) -> None:
     np.testing.assert_equal(trainer.get_weights(), before)
 
 
+@pytest.mark.plugins
 def test_a_pruned_model_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder becomes a file while the model is pruned."""
     monkeypatch.chdir(tmp_path)

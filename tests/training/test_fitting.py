@@ -46,7 +46,7 @@ def test_resumed_training_equals_the_one_that_never_stopped(stop: int, tmp_path:
         (x, y), validation=(x, y), epochs=4, resume=True, callbacks=[StopAt(1000)], **checkpoints, **SETTINGS
     )
     assert_same(weights(resumed), weights(whole))
-    assert_same(dict(resumed._session.state), dict(whole._session.state))
+    assert_same(dict(resumed.executor.session.state), dict(whole.executor.session.state))
     assert history.rows == expected.rows
 
 

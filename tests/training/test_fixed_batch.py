@@ -182,8 +182,8 @@ def test_micro_batches_are_full_and_the_last_is_padded(case: str, tmp_path) -> N
                     "x": x[start : start + FIXED][: rows - start],
                     "target": y[start : start + FIXED][: rows - start],
                 }
-                free._session.step({**part, "learning_rate": np.float32(0.1)}, entry=0)
-            expected = free._session.step({"learning_rate": np.float32(0.1)}, entry=1)["loss"]
+                free.executor.session.step({**part, "learning_rate": np.float32(0.1)}, entry=0)
+            expected = free.executor.session.step({"learning_rate": np.float32(0.1)}, entry=1)["loss"]
         else:
             loss, expected = (subject.train_step(x[:rows], y[:rows]) for subject in (fixed, free))
         assert loss == pytest.approx(float(expected), rel=1e-5)
@@ -253,7 +253,7 @@ def test_frozen_batch_normalization_is_exact_and_trained_one_sees_the_repeated_e
         # Two examples, each twice in a batch of four, have the statistics of the two.
         for _ in range(3):
             assert fixed.train_step(x, x) == pytest.approx(free.train_step(x, x), rel=1e-5)
-        found, expected = dict(fixed._trained), dict(free._trained)
+        found, expected = dict(fixed.weights), dict(free.weights)
         assert ("mean" in found) == (mode == "train")
         for name, array in found.items():
             np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6)
@@ -281,7 +281,7 @@ def test_a_loss_inside_the_model_cannot_leave_padding_out() -> None:
     with pytest.raises(DataError, match=sentence):  # before the first micro-batch is added up
         subject.train_step({"x": x[:6], "t": y[:6]})
     assert np.all(subject.parameters["w"] == 1)
-    assert not subject._session.state["accumulated_weight"]
+    assert not subject.executor.session.state["accumulated_weight"]
     assert subject.evaluate({"x": x[:28], "t": y[:28]})["loss"] > 0
     # Training leaves such examples out, different ones in every epoch.
     history = subject.fit({"x": x, "t": y}, epochs=2)

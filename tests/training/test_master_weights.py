@@ -52,7 +52,7 @@ def given(x=X, kind="bfloat16"):
 
 
 def graph_of(learner):
-    return learner._session._steps[0].step.model.graph
+    return learner.executor.session._steps[0].step.model.graph
 
 
 @pytest.mark.sampled(3)
@@ -87,7 +87,7 @@ def test_weights_take_two_bytes_and_the_file_has_them_as_they_are(tmp_path):
         assert losses[-1] < 0.7 * losses[0]
     assert {array.dtype for array in learner.parameters.values()} == {np.dtype(BFLOAT16)}
     assert {array.dtype for array in masters.parameters.values()} == {np.dtype(np.float32)}
-    assert learner._states["layer1.weight/H"].dtype == np.float32
+    assert learner.executor.states["layer1.weight/H"].dtype == np.float32
     learner.save(tmp_path / "saved.onnx")
     for tensor in onnx.load(tmp_path / "saved.onnx").graph.initializer:
         if tensor.name in learner.parameters:
@@ -134,7 +134,7 @@ def test_a_resumed_training_continues_bit_for_bit(tmp_path, options):
     whole.fit(data, epochs=4, batch_size=8, progress=False)
     first.fit(data, epochs=2, batch_size=8, progress=False, checkpoint=tmp_path / "run")
     second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
-    assert_same(whole._states, second._states)
+    assert_same(whole.executor.states, second.executor.states)
     with pytest.raises(CheckpointError, match="master_weights"):
         trainer(**options | {"precision": options.get("precision", "float32").replace("=false", "=true")}).fit(
             data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True
@@ -171,7 +171,7 @@ def test_an_update_widens_weights_part_by_part_and_writes_them_where_they_stand(
     assert "FusedAdamW" in operators
     assert "RoundStochastic" not in operators
     assert "BitwiseXor" not in operators  # of the operator's body
-    assert not set(learner._session._steps[0].second_buffers) & set(learner.parameters)
+    assert not set(learner.executor.session._steps[0].second_buffers) & set(learner.parameters)
 
 
 def test_products_read_large_weights_as_they_are_and_nothing_makes_them_float():
@@ -182,7 +182,7 @@ def test_products_read_large_weights_as_they_are_and_nothing_makes_them_float():
     (weight,) = (value for value in graph.inputs if value.name in learner.parameters and value.shape == (200, 200))
     readers = [node.op_type for node in weight.consumers()]
     assert sorted(readers) == ["FusedAdamW", "Linear", "LinearGradient"]  # the update, the linear layer, its gradients
-    assert learner._session._steps[0].second_buffers == ("T",)
+    assert learner.executor.session._steps[0].second_buffers == ("T",)
 
 
 def test_seeds_differ_and_training_models_go_on():
@@ -195,7 +195,7 @@ def test_seeds_differ_and_training_models_go_on():
     session = onnxtrain.TrainingSession(model)
     session.step({"input": given(), "target": Y, "learning_rate": np.float32(0.05)})
     one.train_step(given(), Y)
-    assert_same(one._states, session.state)
+    assert_same(one.executor.states, session.state)
 
 
 @pytest.mark.parametrize("options", [{"loss": "next_token(chunk=4)"}, {"tie": True}], ids=str)
@@ -205,7 +205,7 @@ def test_language_models_learn(options):
     learner = onnxtrain.Trainer(
         halved(decoder()), optimizer="adamw(lr=0.01)", precision=onnxtrain.Precision(master_weights=False), **options
     )
-    before = copied(learner._states)
+    before = copied(learner.executor.states)
     x, y = batch()
     losses = [learner.train_step(x, x if options["loss"] != LOSS else y) for _ in range(15)]
     assert losses[-1] < 0.7 * losses[0]

@@ -72,11 +72,11 @@ def test_the_first_values_come_from_the_file_again(tmp_path: Path) -> None:
     first = trainer.parameters[name].copy()
     trainer.train_step(X, Y)
     assert (trainer.parameters[name] != first).any()
-    trainer._session.initialize()
+    trainer.executor.session.initialize()
     np.testing.assert_array_equal(trainer.parameters[name], first)
     trainer.save(tmp_path / "mlp.onnx")
     with pytest.raises(onnxtrain.errors.ModelError, match=rf"^The initial values of '{name}' are gone: "):
-        trainer._session.initialize()
+        trainer.executor.session.initialize()
 
 
 MEASURE = """
@@ -113,7 +113,7 @@ def test_a_training_with_adam_takes_four_times_its_weights(tmp_path: Path) -> No
 
 
 USES: dict[str, Callable[[onnxtrain.Trainer], object]] = {
-    "made": lambda trainer: trainer._session,
+    "made": lambda trainer: trainer.executor.session,
     "steps": lambda trainer: trainer.train_step(X, Y),
     "other targets": lambda trainer: [trainer.train_step(X, y) for y in (Y, np.eye(3, dtype=np.float32)[Y])],
     "fit": lambda trainer: trainer.fit(X, Y, epochs=2, batch_size=4, progress=False, validation=(X, Y)),
@@ -130,7 +130,7 @@ def test_the_memory_of_a_training_that_nobody_has_any_more_is_free_at_once(
     """Buffers are in no reference cycle, so that they do not wait for the cyclic garbage collector."""
     trainer = trainer_of(tmp_path, **options)
     USES[use](trainer)
-    states = weakref.ref(trainer._executor.states)
+    states = weakref.ref(trainer.executor.states)
     gc.collect()
     gc.disable()
     try:

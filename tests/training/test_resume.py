@@ -276,7 +276,7 @@ def test_a_changed_optimizer_keeps_the_weights_and_begins_its_states_anew(tmp_pa
     options = {"checkpoint": tmp_path, "resume": True, "epochs": 3, "change": "optimizer,attributes,learning_rate"}
     second = run(settings, **options)
     assert_same(weights(second), weights(first))  # with a learning rate of 0, weights do not change
-    assert second._session.state["T"] == 3  # the steps of the third epoch
+    assert second.executor.session.state["T"] == 3  # the steps of the third epoch
 
 
 def test_changed_masks_hold_for_the_weights_that_come_back(tmp_path) -> None:
@@ -315,7 +315,7 @@ def test_running_statistics_are_not_lost(tmp_path) -> None:
 
     fit("frozen", checkpoint=tmp_path / "frozen")
     subject = fit("train", checkpoint=tmp_path / "frozen", resume=True, epochs=2, change="batch_norm")
-    assert subject._session.state["stem.norm.mean"].any()
+    assert subject.executor.session.state["stem.norm.mean"].any()
     with pytest.raises(CheckpointError, match=r"trained values of \['stem.norm.mean', .* with the batch_norm of the"):
         fit("frozen", checkpoint=tmp_path / "frozen", resume=True, epochs=3, change="batch_norm")
 
@@ -444,7 +444,7 @@ def test_any_checkpoint_can_be_loaded(tmp_path):
 
     class Notes(Callback):
         def on_epoch_end(self, state):
-            seen[state.step] = (state.trainer.get_weights(), copied(state.trainer._states))
+            seen[state.step] = (state.trainer.get_weights(), copied(state.trainer.executor.states))
 
     subject = trainer()
     subject.fit(data(20), epochs=4, batch_size=8, callbacks=[Notes()], checkpoint=tmp_path, keep=9)
@@ -453,7 +453,7 @@ def test_any_checkpoint_can_be_loaded(tmp_path):
         (path,) = tmp_path.glob(f"*-step-{step}.safetensors")
         subject.load_checkpoint(path)
         assert_same(subject.get_weights(), found)
-        assert_same(copied(subject._states), states)
+        assert_same(copied(subject.executor.states), states)
     other = trainer(optimizer=onnxtrain.SGD(0.5))
     other.load_checkpoint(tmp_path)  # the newest
     assert_same(other.get_weights(), seen[max(seen)][0])

@@ -125,7 +125,7 @@ def test_evaluation_is_the_mean_of_weight_times_loss():
 
 
 def test_a_held_out_fraction_keeps_its_weights():
-    data = onnxtrain.data.open_dataset((X, Y), trainer()._objective.inputs)
+    data = onnxtrain.data.open_dataset((X, Y), trainer().objective.inputs)
     held_out = onnxtrain.data.split_validation(data, 0.25, seed=0).validation
     (batch,) = held_out.batches(12)
     weights = W[[np.flatnonzero((row == X).all(1))[0] for row in batch.inputs["input"]]]

@@ -25,7 +25,6 @@ from onnx import numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import BusyError, OptionError
-from onnxtrain.interop.sklearn import OnnxClassifier
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.inference import evaluation
 from onnxtrain.training.inference.evaluation import Evaluator
@@ -84,7 +83,13 @@ READ: dict[str, Read] = {
     "get_weights": lambda t, _: (one_value(*t.get_weights().values()), one_value(t.get_weights(flat=True))),
     "state_dict": lambda t, _: one_value(*map(t.state_dict().__getitem__, t.parameters)),
     "parameters": lambda t, _: [one_value(array) for array in t.parameters.values()],
+    "weights": lambda t, _: [one_value(array) for array in t.weights.values()],
+    "initializers": lambda t, _: one_value(*map(t.initializers().__getitem__, t.parameters)),
+    "rebuilt": lambda t, _: one_value(*t.rebuilt().get_weights().values()),
+    "open_for_evaluation": lambda t, _: t.open_for_evaluation((X, Y))[1].size,
     "columns": lambda t, _: t.columns,
+    "data_names": lambda t, _: t.data_names,
+    "objective": lambda t, _: t.objective,
     "config": lambda t, _: t.config,
     "hints": lambda t, _: t.hints,
     "labels": lambda t, _: t.labels,
@@ -110,6 +115,8 @@ TRAIN: dict[str, Train] = {
     "set_weights": lambda t, _: t.set_weights(equal_weights(t, -5.0)),
     "load_state_dict": lambda t, _: t.load_state_dict(equal_weights(t, -7.0), strict=False),
     "load_checkpoint": lambda t, folder: t.load_checkpoint(folder / "checkpoint"),
+    "open_data": lambda t, _: t.open_data((X, Y)),
+    "change_settings": lambda t, _: t.change_settings(clip_norm=None),
     "set_masks": lambda t, _: t.set_masks({name: array == array for name, array in t.parameters.items()}),
     "parameters.update": lambda t, _: t.parameters.update(equal_weights(t, -9.0)),
 }
@@ -216,7 +223,7 @@ def test_a_second_training_is_refused(name, shared, tmp_path):
             TRAIN[name](shared, tmp_path)
         return found.value
 
-    with shared._states.training("fit"):
+    with shared.executor.states.training("fit"):
         other.start()
         other.join()
     assert len(caught) == 1
@@ -247,7 +254,7 @@ def test_a_prediction_keeps_its_step_and_training_goes_on():
         thread = threading.Thread(target=lambda: [trainer.train_step(X, Y) for _ in range(3)])
         thread.start()
         thread.join()
-        copies.append(len(trainer._states._readings))
+        copies.append(len(trainer.executor.states._readings))
         yield X
 
     assert one_value(trainer.predict(batches())) == -(WIDTH + 1)
@@ -299,7 +306,7 @@ def test_nothing_is_copied_while_nothing_trains(monkeypatch):
 
 def test_arrays_of_other_threads_are_read_only_copies():
     trainer, found = make(), []
-    with trainer._states.training("fit"):
+    with trainer.executor.states.training("fit"):
         live = next(iter(trainer.parameters.values()))
         thread = threading.Thread(target=lambda: found.append(next(iter(trainer.parameters.values()))))
         thread.start()
@@ -341,12 +348,14 @@ def test_a_training_session_refuses_a_second_thread():
     session.step(feeds)
 
 
+@pytest.mark.plugins
 def test_an_estimator_predicts_while_another_thread_trains_it():
     x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     old, new = np.repeat(["ash", "elm"], 20), np.array([0, 1, 2, 3] * 10)
-    estimator = OnnxClassifier(hidden_layer_sizes=(8,), epochs=3, random_state=0, threads=1).fit(x, old)
+    settings = {"hidden_layer_sizes": (8,), "epochs": 3, "random_state": 0, "threads": 1}
+    estimator = onnxtrain.sklearn.OnnxClassifier(**settings).fit(x, old)
     before = estimator.predict_proba(x)
-    again = OnnxClassifier(hidden_layer_sizes=(8,), epochs=3, random_state=0, threads=1).fit(x, new).predict_proba(x)
+    again = onnxtrain.sklearn.OnnxClassifier(**settings).fit(x, new).predict_proba(x)
     end = threading.Event()
     seen: set[bytes] = set()
 
@@ -361,7 +370,7 @@ def test_an_estimator_predicts_while_another_thread_trains_it():
 
     together(predict, predict, train)
     assert seen <= {before.tobytes(), again.tobytes()}
-    with estimator.trainer_._states.training("fit"), pytest.raises(BusyError, match="one thread trains"):
+    with estimator.trainer_.executor.states.training("fit"), pytest.raises(BusyError, match="one thread trains"):
         together(lambda: estimator.partial_fit(x, new))
 
 

@@ -69,6 +69,7 @@ def test_the_trainer_has_at_most_twenty_arguments_and_the_rest_by_name():
     assert own == {name: value for name, value in (defaults() | empty).items() if name in own}
 
 
+@pytest.mark.plugins
 def test_others_pass_the_options_on():
     assert passed_on(onnxtrain.prune, "options") is Options
     assert passed_on(onnxtrain.training_model, "options") is ModelOptions
@@ -84,6 +85,7 @@ def test_the_command_line_has_the_options_and_their_defaults():
     assert given == {name: value for name, value in defaults().items() if name in given}
 
 
+@pytest.mark.plugins
 def test_prune_takes_every_option_that_the_trainer_takes():
     y = np.arange(12) % 3
     given = {"seed": 1, "accumulate": 2, "clip_norm": 1.0, "threads": 1, "freeze": "*bias*"}
@@ -158,26 +160,26 @@ def test_one_session_is_built_when_a_step_needs_it(built):
     assert trainer.parameters[weight].shape == shape
     assert not built
     trainer.fit((x, np.eye(3, dtype=np.float32)[y]), epochs=2)  # targets of another form than the default
-    assert built == [trainer._session]
+    assert built == [trainer.executor.session]
 
 
 def test_the_session_stays_as_long_as_the_specification_is_equal(built):
     x, y = batch()
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS, optimizer=onnxtrain.Momentum(0.1))
-    name = trainer._objective.matmul_weights[0]
+    name = trainer.objective.matmul_weights[0]
     mask = np.arange(trainer.parameters[name].size).reshape(trainer.parameters[name].shape) % 2 == 0
     trainer.train_step(x, y)
     trainer.set_masks({})
     assert len(built) == 1
     trainer.set_masks({name: mask})
-    momentum = np.array(trainer._states[f"{name}/V"])
+    momentum = np.array(trainer.executor.states[f"{name}/V"])
     assert momentum[mask].any()
     assert not momentum[~mask].any()
     trainer.train_step(x, y)
     trainer.set_masks({name: mask.copy()})
     trainer.train_step(x, y)
     assert len(built) == 2
-    assert trainer._session is built[1]
+    assert trainer.executor.session is built[1]
     assert built[1].state is built[0].state
 
 
@@ -218,12 +220,12 @@ def test_another_trainer_continues_from_the_same_parameters():
     x, y = batch()
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
     trainer.train_step(x, y)
-    again = trainer._rebuilt(optimizer=onnxtrain.Momentum(0.1), seed=7)
+    again = trainer.rebuilt(optimizer=onnxtrain.Momentum(0.1), seed=7)
     assert isinstance(again, onnxtrain.Trainer)
-    assert (again.config.seed, again.learning_rate, again._objective) == (7, 0.1, trainer._objective)
+    assert (again.config.seed, again.learning_rate, again.objective) == (7, 0.1, trainer.objective)
     for name, array in trainer.parameters.items():
         assert again.parameters[name].tobytes() == array.tobytes()
-        assert not again._states[f"{name}/V"].any()
+        assert not again.executor.states[f"{name}/V"].any()
     again.train_step(x, y)
     assert any(again.parameters[name].tobytes() != array.tobytes() for name, array in trainer.parameters.items())
 

@@ -30,9 +30,9 @@ def trainer(state_dtype="bfloat16", **options):
 def test_states_take_two_bytes_and_weights_four():
     learner = trainer()
     learner.train_step(X, Y)
-    for name, array in learner._states.items():
+    for name, array in learner.executor.states.items():
         assert array.dtype == (BFLOAT16 if name.endswith(("/V", "/H")) else np.int64 if name == "T" else np.float32)
-    assert learner._states["layer1.weight/H"].nbytes == 2 * learner.parameters["layer1.weight"].size
+    assert learner.executor.states["layer1.weight/H"].nbytes == 2 * learner.parameters["layer1.weight"].size
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "clip_norm": 0.5, "ema": 0.9}], ids=str)
@@ -42,7 +42,7 @@ def test_a_resumed_training_continues_bit_for_bit(tmp_path, options):
     whole.fit(data, epochs=4, batch_size=8, progress=False)
     first.fit(data, epochs=2, batch_size=8, progress=False, checkpoint=tmp_path / "run")
     second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
-    assert_same(whole._states, second._states)
+    assert_same(whole.executor.states, second.executor.states)
 
 
 def test_seeds_differ():
@@ -50,7 +50,11 @@ def test_seeds_differ():
     for learner in (one, other):
         for _ in range(3):
             learner.train_step(X, Y)
-    assert any(np.any(one._states[name] != other._states[name]) for name in one._states if name.endswith("/H"))
+    assert any(
+        np.any(one.executor.states[name] != other.executor.states[name])
+        for name in one.executor.states
+        if name.endswith("/H")
+    )
 
 
 def test_a_training_model_saved_to_a_file_continues():
@@ -62,7 +66,7 @@ def test_a_training_model_saved_to_a_file_continues():
     feeds = {"input": X, "target": Y, "learning_rate": np.float32(0.05)}
     session.step(feeds)
     learner.train_step(X, Y)
-    assert_same(learner._states, session.state)
+    assert_same(learner.executor.states, session.state)
     session.initialize()
     assert not np.any(session.state["layer1.weight/H"])
 
@@ -73,7 +77,7 @@ def test_groups_and_wide_weights():
     learner = onnxtrain.Trainer(
         model, loss=LOSS, optimizer="adamw", precision=onnxtrain.Precision(states="bfloat16"), groups=groups
     )
-    before = copied(learner._states)
+    before = copied(learner.executor.states)
     learner.train_step(X, Y)
     assert all(np.any(before[name] != array) for name, array in learner.parameters.items())
 
@@ -100,10 +104,10 @@ def test_it_trains_as_well_as_with_float32(optimizer):
 def test_an_average_that_changes_by_a_thousandth_falls():
     """Rounding to nearest would not change values: half a rounding step of bfloat16 is at least 0.2%."""
     learner = trainer(optimizer=onnxtrain.Adam(0.0))
-    learner._states["layer1.weight/H"][...] = 1.0
+    learner.executor.states["layer1.weight/H"][...] = 1.0
     for _ in range(300):
         learner.train_step(np.zeros_like(X), Y)  # its gradient for the first weights is zero
-    mean = float(learner._states["layer1.weight/H"].astype(np.float64).mean())
+    mean = float(learner.executor.states["layer1.weight/H"].astype(np.float64).mean())
     assert abs(mean - 0.999**300) < 0.03
 
 

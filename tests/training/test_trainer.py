@@ -66,7 +66,7 @@ def test_accumulated_micro_batches_equal_the_large_batch() -> None:
 def _first_gradient(**options) -> dict[str, np.ndarray]:
     subject, (x, y) = trainer(optimizer=onnxtrain.Momentum(1.0, alpha=0.0), **options), data()
     subject.train_step(x, y)
-    return {name: np.array(subject._session.state[f"{name}/V"]) for name in subject.parameters}
+    return {name: np.array(subject.executor.session.state[f"{name}/V"]) for name in subject.parameters}
 
 
 def test_clipping_by_norm_scales_all_gradients_together() -> None:
@@ -184,7 +184,7 @@ def test_saved_model_differs_in_the_trained_initializers_only(tmp_path) -> None:
     subject.fit((x, y), epochs=1, batch_size=8)
     subject.save(tmp_path / "out.onnx")
     saved, original = onnx.load(tmp_path / "out.onnx"), mlp()
-    trained = dict(subject._trained)
+    trained = dict(subject.weights)
     for ours, theirs in zip(saved.graph.initializer, original.graph.initializer, strict=True):
         if ours.name in trained:
             np.testing.assert_array_equal(onnx.numpy_helper.to_array(ours), trained[ours.name])

@@ -25,7 +25,7 @@ def trainer(ema=0.9, **options):
 
 
 def averages(learner):
-    return {name: np.array(learner._states[f"{name}/average"]) for name in learner.parameters}
+    return {name: np.array(learner.executor.states[f"{name}/average"]) for name in learner.parameters}
 
 
 @pytest.mark.torch
@@ -70,7 +70,7 @@ def test_the_average_is_one_node_over_all_parameters_and_in_place():
     learner.train_step(X, Y)
     lowered = onnxtrain.lower(learner.training_model(), kernels=True)
     assert [node.op_type for node in lowered.graph.node].count("SGD") == 1
-    assert set(learner._states.doubled) <= {"T"}  # one scalar
+    assert set(learner.executor.states.doubled) <= {"T"}  # one scalar
 
 
 def test_averages_do_not_change_the_training():
@@ -139,7 +139,7 @@ def test_training_models_have_averages():
 
 def test_masked_weights_stay_zero_in_the_average():
     learner = trainer()
-    name = learner._objective.matmul_weights[0]
+    name = learner.objective.matmul_weights[0]
     mask = np.arange(learner.parameters[name].size).reshape(learner.parameters[name].shape) % 2 == 0
     learner.train_step(X, Y)
     learner.set_masks({name: mask})

@@ -186,6 +186,7 @@ def test_masks_and_sparsity_within_groups():
         trained([Group("layer2.*", epsilon=0.0)], "adam", masks={"layer2.weight": mask})
 
 
+@pytest.mark.plugins
 def test_prune_takes_groups():
     x, y = batches(1, 30)[0]
     result = onnxtrain.prune(

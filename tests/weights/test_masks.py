@@ -78,10 +78,10 @@ def test_masked_weights_and_states_stay_exactly_zero(rule, kernels, accumulate):
         subject.train_step(X, Y)
     masks = some_masks(subject)
     subject.set_masks(masks)
-    assert_held(subject._session.state, masks)
+    assert_held(subject.executor.session.state, masks)
     before = copied(subject.parameters)
     losses = [subject.train_step(X, Y) for _ in range(20)]
-    assert_held(subject._session.state, masks)
+    assert_held(subject.executor.session.state, masks)
     assert losses[-1] < losses[0]
     for name, mask in masks.items():
         assert (subject.parameters[name] != before[name])[mask].any()
@@ -148,7 +148,7 @@ def test_masks_hold_after_resuming_from_a_checkpoint(tmp_path):
     first.fit((X, Y), epochs=2, batch_size=8, checkpoint=tmp_path / "kept")
     second = trainer(RULES[6], masks=masks)
     second.fit((X, Y), epochs=4, batch_size=8, checkpoint=tmp_path / "kept", resume=True)
-    assert_held(second._session.state, masks)
+    assert_held(second.executor.session.state, masks)
     assert_same(whole.parameters, second.parameters)
     with pytest.raises(onnxtrain.errors.CheckpointError, match="masks"):
         trainer(RULES[6]).fit((X, Y), epochs=5, batch_size=8, checkpoint=tmp_path / "kept", resume=True)

@@ -143,7 +143,7 @@ def test_training_shared_statistics_asks_for_untie(tmp_path) -> None:
     subject = onnxtrain.Trainer(model, untie=True, **options)
     x = np.random.default_rng(0).normal(size=(40, 2, 3)).astype(np.float32) * 2 + 1
     subject.train_step(x, x)
-    np.testing.assert_allclose(subject._session.state["mean"], 0.1 * x.mean(axis=(0, 2)), rtol=1e-4)
+    np.testing.assert_allclose(subject.executor.session.state["mean"], 0.1 * x.mean(axis=(0, 2)), rtol=1e-4)
     subject.save(tmp_path / "out.onnx")
     saved = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "out.onnx").graph.initializer}
-    np.testing.assert_array_equal(saved["mean"], subject._session.state["mean"])
+    np.testing.assert_array_equal(saved["mean"], subject.executor.session.state["mean"])

@@ -51,4 +51,4 @@ def test_untied_biases_beside_identity_nodes_keep_their_last_word() -> None:
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
     trainer = onnxtrain.Trainer(model, loss="mse", untie=True, freeze="*.bias")
     assert sorted(trainer.parameters) == ["one.weight", "two.weight"]
-    assert sum(row.reason == "frozen" for row in trainer._objective.table) == 2
+    assert sum(row.reason == "frozen" for row in trainer.objective.table) == 2

@@ -72,7 +72,7 @@ def test_tie_trains_both_as_one(transposed, tie, tmp_path):
     model = tied(transposed=transposed)
     trainer = onnxtrain.Trainer(model, tie=tie, **LM)
     assert list(trainer.parameters) == ["wte.weight", "mix"]
-    assert {row.name: row.reason for row in trainer._objective.table}["lm_head"] == "tied to wte.weight"
+    assert {row.name: row.reason for row in trainer.objective.table}["lm_head"] == "tied to wte.weight"
     assert trainer.hints == []
     apart = onnxtrain.Trainer(model, **LM)
     before = copied(apart.parameters)
@@ -189,14 +189,14 @@ def test_a_scale_that_is_also_the_variance():
     ):
         onnxtrain.Trainer(merged(), batch_norm="train", **options)
     subject = onnxtrain.Trainer(merged(), batch_norm="train", untie=True, **options)
-    assert (list(subject.parameters), list(subject._objective.statistics)) == (["one", "zero"], ["zero_2", "one_2"])
+    assert (list(subject.parameters), list(subject.objective.statistics)) == (["one", "zero"], ["zero_2", "one_2"])
     x = RNG.normal(size=(64, 3)).astype(np.float32) + 2
     subject.train_step(x, x)
-    np.testing.assert_allclose(subject._session.state["zero_2"], 0.1 * x.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(subject.executor.session.state["zero_2"], 0.1 * x.mean(0), rtol=1e-4)
     frozen = onnxtrain.Trainer(merged(), untie=True, **options)
     frozen.train_step(x, x)
-    assert set(frozen._session.state) >= {"one", "zero"}
-    assert "one_2" not in frozen._session.state
+    assert set(frozen.executor.session.state) >= {"one", "zero"}
+    assert "one_2" not in frozen.executor.session.state
     assert not [hint for hint in frozen.hints if "shared" in hint]
 
 

@@ -25,7 +25,7 @@ def test_the_share_of_the_batch_is_larger_in_pytorch_by_n_over_n_minus_1(rows):
     )
     x = np.random.default_rng(rows).normal(size=(rows, 3)).astype(np.float32)
     trainer.train_step(x, np.zeros_like(x))
-    found = np.asarray(trainer._states["variance"])
+    found = np.asarray(trainer.executor.states["variance"])
     layer = torch.nn.BatchNorm1d(3, momentum=0.1)
     layer.running_var.fill_(2.0)
     layer(torch.from_numpy(x))

@@ -42,8 +42,8 @@ def test_frozen_statistics_stay_and_are_used() -> None:
     subject, (x, y) = trainer(), batch()
     prediction = subject.predict(x)
     assert subject.train_step(x, y) == pytest.approx(np.mean((prediction - y) ** 2), rel=1e-5)
-    assert "m" not in subject._session.state
-    assert subject._objective.statistics == {}
+    assert "m" not in subject.executor.session.state
+    assert subject.objective.statistics == {}
 
 
 def test_training_uses_batch_statistics_and_writes_the_running_ones(tmp_path) -> None:
@@ -53,15 +53,19 @@ def test_training_uses_batch_statistics_and_writes_the_running_ones(tmp_path) ->
     mean, variance = x.mean(axis=0), x.var(axis=0)
     hidden = (x - mean) / np.sqrt(variance + 1e-5) * scale + bias
     assert loss == pytest.approx(np.mean((hidden @ weight - y) ** 2), rel=1e-4)
-    assert sorted(subject._objective.statistics) == ["m", "v"]
+    assert sorted(subject.objective.statistics) == ["m", "v"]
     # ONNX: running = momentum * running + (1 - momentum) * batch, with the population variance.
-    np.testing.assert_allclose(subject._session.state["m"], 0.8 * np.array([0.1, 0.2, 0.3]) + 0.2 * mean, rtol=1e-5)
-    np.testing.assert_allclose(subject._session.state["v"], 0.8 * np.array([1, 2, 3]) + 0.2 * variance, rtol=1e-4)
+    np.testing.assert_allclose(
+        subject.executor.session.state["m"], 0.8 * np.array([0.1, 0.2, 0.3]) + 0.2 * mean, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        subject.executor.session.state["v"], 0.8 * np.array([1, 2, 3]) + 0.2 * variance, rtol=1e-4
+    )
     subject.save(tmp_path / "out.onnx")
     saved = onnx.load(tmp_path / "out.onnx")
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in saved.graph.initializer}
     for name in ("m", "v", "s", "b", "w"):
-        np.testing.assert_array_equal(values[name], subject._session.state[name])
+        np.testing.assert_array_equal(values[name], subject.executor.session.state[name])
     assert saved.graph.node[0] == normalized().graph.node[0]
 
 
@@ -69,7 +73,7 @@ def test_evaluation_uses_the_running_statistics() -> None:
     subject, (x, y) = trainer(batch_norm="train"), batch()
     for step in range(60):
         subject.train_step(*batch(step))
-    state = subject._session.state
+    state = subject.executor.session.state
     hidden = (x - state["m"]) / np.sqrt(state["v"] + 1e-5) * state["s"] + state["b"]
     np.testing.assert_allclose(subject.predict(x), hidden @ state["w"], rtol=1e-4, atol=1e-5)
     assert subject.evaluate((x, y))["loss"] == pytest.approx(np.mean((hidden @ state["w"] - y) ** 2), rel=1e-4)
@@ -82,8 +86,8 @@ def test_statistics_survive_a_resume(tmp_path) -> None:
     trainer(batch_norm="train").fit((x, y), epochs=2, batch_size=16, checkpoint=tmp_path)
     resumed = trainer(batch_norm="train")
     resumed.fit((x, y), epochs=4, batch_size=16, checkpoint=tmp_path, resume=True)
-    for name, value in whole._session.state.items():
-        np.testing.assert_array_equal(resumed._session.state[name], value, err_msg=name)
+    for name, value in whole.executor.session.state.items():
+        np.testing.assert_array_equal(resumed.executor.session.state[name], value, err_msg=name)
 
 
 def test_statistics_that_are_computed_are_refused() -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import itertools
 import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 from cyclopts import App, CycloptsError
 from rich.text import Text
 
 import onnxtrain
+from onnxtrain.cli.commands import COMMANDS
 from onnxtrain.cli.configuration import remember, with_file
 from onnxtrain.cli.distributed import LOST, after_error, one_voice
 from onnxtrain.cli.help import FLAGS, choose_page
@@ -24,13 +23,6 @@ from onnxtrain.cli.terminal import console
 from onnxtrain.errors import OnnxTrainError, OptionError, ParallelError
 from onnxtrain.errors.escaping import visible
 from onnxtrain.model_file.writing import forget_written
-
-COMMANDS = (
-    *("fit", "prune", "evaluate", "predict", "inspect", "doctor", "check", "adapter", "quantize", "sparsify"),
-    *("shrink", "export", "import-states", "runs", "completion", "demo"),
-)
-"""Each is a module of this package, with underscores for hyphens: a function ``command``, its ``HELP`` and
-``EXAMPLES`` (not its docstring: ``python -OO`` removes those)."""
 
 _HELP = "Train, fine-tune, prune and inspect ONNX models on stock ONNX Runtime."
 
@@ -44,11 +36,6 @@ The flags of a command: onnxtrain fit --help
 
 FAILURE, MISUSE = 1, 2
 """Exit codes: a result that was not reached, or a defect; bad input."""
-
-
-def module_of(command: str) -> Any:
-    """Return the module of a command."""
-    return importlib.import_module(f"onnxtrain.cli.{command.replace('-', '_')}")
 
 
 def build(tokens: Sequence[str] = ()) -> App:
@@ -66,12 +53,11 @@ def build(tokens: Sequence[str] = ()) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for name in COMMANDS:
-        module = module_of(name)
+    for name, module in COMMANDS.items():
         app.command(module.command, name=name, help=module.HELP, help_flags=FLAGS)
     command = next((token for token in tokens if token in COMMANDS), None)
     if command is not None and not {*FLAGS}.isdisjoint(tokens):
-        choose_page(app[command], command, module_of(command), tokens)
+        choose_page(app[command], command, COMMANDS[command], tokens)
     return app
 
 

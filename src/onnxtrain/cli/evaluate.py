@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.reader_flags import ReaderFlags
+from onnxtrain.cli.plugin_flags import ReaderFlags
 from onnxtrain.cli.training_flags import LossFlags
 from onnxtrain.errors.formatting import number
 

@@ -18,8 +18,8 @@ from onnxtrain.cli.configuration import Config, as_toml, command_line
 from onnxtrain.cli.distributed import DistributedFlags
 from onnxtrain.cli.flags import COMMON, LOGGING, MEMORY, RESULTS, RUNNING, SWITCH, TRAINING, WEIGHTS
 from onnxtrain.cli.messages import in_flags
+from onnxtrain.cli.plugin_flags import AddedFlags, ReaderFlags, added_callbacks
 from onnxtrain.cli.process import quiet_on_request, unattended
-from onnxtrain.cli.reader_flags import ReaderFlags
 from onnxtrain.cli.training_flags import Loop, LossFlags, OptimizerFlags, OptimizerSettings, Training
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnxtrain.training.callbacks import Callback
-    from onnxtrain.training.callbacks.progress import Progress as ProgressCallback
     from onnxtrain.training.run_folder import RunFolder
     from onnxtrain.training.trainer import Trainer
 
@@ -115,45 +114,6 @@ class Results:
 
 @Parameter(name="*", group=LOGGING)
 @dataclass(frozen=True)
-class SampleFlags:
-    """Samples of what a language model answers while it is trained."""
-
-    sample: Annotated[
-        list[str] | None,
-        Parameter(negative=(), metavar="PROMPT", help="Show what a language model answers to this. May be repeated."),
-    ] = None
-    sample_every: Annotated[
-        int | None, Parameter(metavar="STEPS", help="Steps between these samples.  [default: an epoch]")
-    ] = None
-    sample_tokens: Annotated[int | None, Parameter(help="Maximum tokens of a sample.  [default: 64]")] = None
-
-    def build(self, reading: ReaderFlags, shown: ProgressCallback) -> list[Callback]:
-        """Return the callback that shows the samples, if any.
-
-        Raises:
-            OptionError: A setting is given without a prompt, or is not accepted.
-        """
-        if not self.sample:
-            for flag, value in (("--sample-every", self.sample_every), ("--sample-tokens", self.sample_tokens)):
-                if value is not None:
-                    raise OptionError(f"{flag} is for samples of text; give a prompt: --sample 'Who are you?'.")
-            return []
-        from onnxtrain.training.callbacks.samples import Samples
-
-        return [
-            Samples(
-                self.sample,
-                every=self.sample_every,
-                tokens=64 if self.sample_tokens is None else self.sample_tokens,
-                tokenizer=reading.tokenizer,
-                chat_template=reading.chat_template,
-                show=shown.note,
-            )
-        ]
-
-
-@Parameter(name="*", group=LOGGING)
-@dataclass(frozen=True)
 class LoggerFlags:
     """Packages that log trainings."""
 
@@ -230,7 +190,7 @@ def command(
         ),
     ] = None,
     results: Results = Results(),
-    samples: SampleFlags = SampleFlags(),
+    added: AddedFlags = AddedFlags(),  # noqa: B008 - frozen
     loggers: LoggerFlags = LoggerFlags(),
     threads: flags.Threads = None,
     provider: flags.Provider = None,
@@ -307,14 +267,14 @@ def command(
             distributed=Distributed(parallel, distributed.shard_states, distributed.shard_gradients),
             **options,
         )
-        trainer._data.folder = model.parent  # of the tokenizer, also for a model with a new head in memory
+        trainer.data_adapter.folder = model.parent  # of the tokenizer, also for a model with a new head in memory
         if new_head is not None and adapters.lora_adapter is None:
-            trainer._data.names = names_of_inputs(model)
+            trainer.data_adapter.names = names_of_inputs(model)
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         _check_output(trainer, output)
         if base is not None:
-            trainer._file.check_writable(base)
+            trainer.config.model.check_writable(base)
     source, held_out = reading.source(data, loss), reading.held_out(loop.validation, loss)
     weights = _sample_weight(loop.sample_weight)
     start_folder = current_folder()
@@ -322,7 +282,7 @@ def command(
     with _interruptible(trainer, output, base, start_folder), contextlib.closing(shown):
         history = trainer.fit(
             source,
-            callbacks=[shown, *_early_stopping(early_stopping), *samples.build(reading, shown), *logs],
+            callbacks=[shown, *_early_stopping(early_stopping), *added_callbacks(added, reading, shown), *logs],
             run=run,
             **loop.arguments() | {"validation": held_out, "sample_weight": weights},
         )
@@ -359,7 +319,7 @@ def _save(trainer: Trainer, output: Path, base: Path | None, start: Path) -> Non
 
     save_or_rescue(lambda path: trainer.save(path, ema=trainer.config.ema is not None), output, start)
     if base is not None:
-        save_or_rescue(lambda path: trainer._file.save(path, {}), base, start)
+        save_or_rescue(lambda path: trainer.config.model.save(path, {}), base, start)
 
 
 def _run_folder(
@@ -440,15 +400,15 @@ def _check_output(trainer: Trainer, output: Path) -> None:
     from onnxtrain.data.data_names import names_file
     from onnxtrain.model_file.writing import check_writable
 
-    objective = trainer._objective
+    objective = trainer.objective
     adapted = objective.adapted
     if adapted is not None and adapted.writes(output):
         trained = [*objective.parameters, *objective.statistics, *(copy.name for copy in objective.copies)]
-        adapted.check_writes(output, trainer._file, trained)
+        adapted.check_writes(output, trainer.config.model, trained)
     else:
         if adapted is not None:
             adapted.check_mergeable()
-        trainer._file.check_writable(output)
+        trainer.config.model.check_writable(output)
         if (labels := names_file(output)).exists():
             check_writable(labels)
 
@@ -506,7 +466,7 @@ def _interruptible(trainer: Trainer, output: Path, base: Path | None, start: Pat
         yield
     except KeyboardInterrupt as error:
         if str(error).endswith(KEPT):
-            ending = ".onnx" if trainer._objective.adapted is None else output.suffix
+            ending = ".onnx" if trainer.objective.adapted is None else output.suffix
             path = output.with_name(f"{output.stem}-interrupted{ending}")
             _save(trainer, path, base, start)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None

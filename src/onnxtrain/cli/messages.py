@@ -22,10 +22,12 @@ from typing import Any
 from cyclopts import Argument, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 import onnxtrain
+from onnxtrain.cli.commands import COMMANDS
 from onnxtrain.cli.flags import RENAMED
 from onnxtrain.cli.help import first_sentence
 from onnxtrain.errors import TrainingHint
 from onnxtrain.errors.escaping import visible
+from onnxtrain.errors.registries import added
 from onnxtrain.errors.spelling import nearest
 
 _PACKAGE = str(Path(onnxtrain.__file__).parent) + os.sep
@@ -92,14 +94,13 @@ def _explained(argument: Argument) -> str:
 
 
 def _argument_names() -> set[str]:
-    from onnxtrain.cli.reader_flags import ReaderFlags
+    from onnxtrain.cli.plugin_flags import ReaderFlags
     from onnxtrain.cli.training_flags import LossFlags
-    from onnxtrain.plugins.pruning.prune import prune
     from onnxtrain.training.config import AdvancedOptions
     from onnxtrain.training.trainer import Trainer
 
-    functions = (Trainer, Trainer.fit, prune)
-    names = {name for function in functions for name in inspect.signature(function).parameters} - {"self", "y"}
+    functions = (Trainer, Trainer.fit, *(COMMANDS[name].command for name in added("command")))
+    names = {name for function in functions for name in _flags_of(function)} - {"self", "y"}
     return names | {
         *AdvancedOptions.__annotations__,
         "targets",
@@ -109,6 +110,15 @@ def _argument_names() -> set[str]:
         "entry",
         *(field.name for flags in (LossFlags, ReaderFlags) for field in dataclasses.fields(flags)),
     }
+
+
+def _flags_of(function: Any) -> Iterator[str]:
+    """Yield the parameters of a function; those of a command may be classes of flags."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if dataclasses.is_dataclass(parameter.default):
+            yield from (field.name for field in dataclasses.fields(parameter.default))
+        else:
+            yield name
 
 
 class _Notices(logging.Handler):

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.reader_flags import ReaderFlags
+from onnxtrain.cli.plugin_flags import ReaderFlags
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.formatting import count
 

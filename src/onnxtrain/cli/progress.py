@@ -50,7 +50,7 @@ class Progress(progress.Progress):
     def _introduce(self) -> None:
         trainer = self._trainer
         trained = sum(array.size for array in trainer.parameters.values())
-        everything = sum(row.size for row in trainer._objective.table)
+        everything = sum(row.size for row in trainer.objective.table)
         optimizer = trainer.config.optimizer
         what = f"{count(trained)} of {count(everything)} weights"
         rule = f"{type(optimizer).__name__}, learning rate {optimizer.learning_rate:g}"

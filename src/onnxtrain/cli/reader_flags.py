@@ -1,4 +1,4 @@
-"""Flags of the readers of data files."""
+"""Flags of the readers of data files, and the bases of flags that plugins add."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from onnxtrain.cli.flags import READING, SWITCH
+from onnxtrain.cli.flags import READING, RESULTS, SWITCH
 from onnxtrain.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from onnxtrain.training.callbacks import Callback
+    from onnxtrain.training.callbacks.progress import Progress
 
 
 @Parameter(name="*", group=READING)
 @dataclass(frozen=True)
-class ReaderFlags:
-    """Settings of the readers in :mod:`onnxtrain.data`, for all data of a command."""
+class DataFlags:
+    """Settings of the readers in :mod:`onnxtrain.data`, for all data of a command.
+
+    Plugins add flags by classes derived from this one (:func:`onnxtrain.register_flags`).
+    """
 
     mean: Annotated[
         str | None,
@@ -55,23 +62,6 @@ class ReaderFlags:
         Parameter(metavar="TOKENS", help="Text: tokens per example.  [default: the model's or longest]"),
     ] = None
 
-    train_on: Annotated[
-        Literal["answers", "all"],
-        Parameter(help="Chats, with next_token: learn the answers, or all tokens."),
-    ] = "answers"
-    max_length: Annotated[
-        int | None,
-        Parameter(metavar="TOKENS", help="Chats: cut rows at this length.  [default: the model's, or 1024]"),
-    ] = None
-    pack: Annotated[
-        int | None,
-        Parameter(metavar="TOKENS", help="Chats: put several rows into one of this length, kept apart."),
-    ] = None
-    chat_template: Annotated[
-        Path | None,
-        Parameter(metavar="FILE", help="Chats: a template in Jinja.  [default: the tokenizer's]"),
-    ] = None
-
     def source(self, path: str, loss: str | None = None) -> Any:
         """Return the data of a path, read with these settings.
 
@@ -87,30 +77,24 @@ class ReaderFlags:
         from onnxtrain.data.csv_file import CSV_SUFFIXES
         from onnxtrain.data.images import is_image_folder
         from onnxtrain.data.tar_file import is_tar
-        from onnxtrain.plugins.text import ChatData, ComparisonData
-        from onnxtrain.plugins.text.rows import holds_texts, is_json_lines
 
         image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}
-        compared = _compares_rows(loss) and holds_texts(path)
-        rows = holds_texts(path) and (loss or "").partition("(")[0] == "next_token"
-        if rows or compared or is_json_lines(path):
-            reading = ("delimiter", "encoding", "decimal") if Path(path).suffix.lower() in CSV_SUFFIXES else ()
-            own = ("tokenizer", "max_length", "chat_template", *(() if compared else ("train_on", "pack")))
-            self._only(*own, *reading, kind="texts to compare" if compared else "chats or texts", path=path)
-            opened = CsvFile(path, self.delimiter, self.encoding, self.decimal) if reading else path
-            return (ComparisonData if compared else ChatData)(opened, **{name: getattr(self, name) for name in own})
         if self.tokenizer is not None:
-            self._only("tokenizer", "text", "length", kind="texts", path=path)
+            self.only("tokenizer", "text", "length", kind="texts", path=path)
             return TextFile(path, self.tokenizer, self.text, self.length)
         if is_tar(path) or is_image_folder(Path(path)):
-            self._only("mean", "std", "skip_broken", "orient", kind="images", path=path)
+            self.only("mean", "std", "skip_broken", "orient", kind="images", path=path)
             reader = TarFile if is_tar(path) else ImageFolder
             return reader(path, **image_settings, skip_broken=self.skip_broken, orient=self.orient)
         if Path(path).suffix.lower() in CSV_SUFFIXES:
-            self._only("delimiter", "encoding", "decimal", kind="a CSV file", path=path)
+            self.only("delimiter", "encoding", "decimal", kind="a CSV file", path=path)
             return CsvFile(path, self.delimiter, self.encoding, self.decimal)
-        self._only(kind="arrays", path=path)
+        self.only(kind="arrays", path=path)
         return path
+
+    def read(self, path: str, loss: str | None) -> Any:
+        """Return data of the kind that a plugin's flags are for, or ``None`` for other data."""
+        return None
 
     def held_out(self, validation: str | None, loss: str | None = None) -> Any:
         """Return validation data with these settings, or the fraction to hold out.
@@ -130,7 +114,7 @@ class ReaderFlags:
                 "0.1."
             ) from None
 
-    def _only(self, *names: str, kind: str, path: str) -> None:
+    def only(self, *names: str, kind: str, path: str) -> None:
         """Raise OptionError for settings that are not for this kind of data."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -140,15 +124,19 @@ class ReaderFlags:
                 raise OptionError(f"{shown}, but {path!r} is read as {kind}; leave it out.")
 
 
-def _compares_rows(loss: str | None) -> bool:
-    """Return whether a loss, as given, compares rows of texts."""
-    from onnxtrain.errors.spelling import ALIASES
-    from onnxtrain.losses import LOSSES
-    from onnxtrain.losses.groups import GroupLoss
-    from onnxtrain.operators.call_text import name_of
+@Parameter(name="*", group=RESULTS)
+@dataclass(frozen=True)
+class FitFlags:
+    """Base of flags that plugins add to ``fit`` (:func:`onnxtrain.register_flags`)."""
 
-    found = LOSSES.get(ALIASES.get(name_of(loss), name_of(loss)))
-    return found is not None and issubclass(found, GroupLoss)
+    def callbacks(self, reading: DataFlags, shown: Progress) -> list[Callback]:
+        """Return the callbacks that the flags ask for.
+
+        Args:
+            reading: The flags of the readers.
+            shown: The progress, which can show lines.
+        """
+        return []
 
 
 def _channel_values(name: str, given: str | None) -> float | Sequence[float] | None:

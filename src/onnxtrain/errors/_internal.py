@@ -8,7 +8,7 @@ import pkgutil
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -104,11 +104,18 @@ def classes_in(package: str, base: type[T], ending: str = "") -> dict[str, type[
     return found
 
 
-def public_names(package: str) -> Callable[[], list[str]]:
-    """Return a ``__dir__`` for a package: its public names, without the modules and helpers that it imports."""
+def public_names(package: str, more: Callable[[], Iterable[str]] = tuple) -> Callable[[], list[str]]:
+    """Return a ``__dir__`` for a package: its public names, without the modules and helpers that it imports.
+
+    Args:
+        package: The package.
+        more: Returns further names, such as those that plugins add.
+    """
 
     def names() -> list[str]:
         found = vars(sys.modules[package])
-        return sorted({*found["__all__"], *(name for name in found if name.startswith("__") and name.endswith("__"))})
+        return sorted(
+            {*found["__all__"], *more(), *(name for name in found if name.startswith("__") and name.endswith("__"))}
+        )
 
     return names

@@ -91,7 +91,7 @@ def push_to_hub(
         folder = Path(place)
         if isinstance(model, TrainedModel):
             model.save(folder / file)
-            source = model._file.path
+            source = model.config.model.path
         else:
             source = Path(model)
             found = ModelFile.load(source)

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from onnxtrain.losses.base import Loss as Loss
+from onnxtrain.losses.base import ReducedLoss as ReducedLoss
 from onnxtrain.losses.base import TargetForm as TargetForm
 from onnxtrain.losses.base import TargetKind as TargetKind
 from onnxtrain.losses.base import examples as examples
+from onnxtrain.losses.base import mean_over as mean_over
 from onnxtrain.losses.base import node_rank as node_rank
 from onnxtrain.losses.contrastive_losses import InfoNCE as InfoNCE
 from onnxtrain.losses.contrastive_losses import Triplet as Triplet
@@ -15,8 +17,6 @@ from onnxtrain.losses.cross_entropy import NextToken as NextToken
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy as SoftmaxCrossEntropy
 from onnxtrain.losses.ctc_loss import CTC as CTC
 from onnxtrain.losses.custom_loss import CustomLoss as CustomLoss
-from onnxtrain.losses.detection_losses import DETR as DETR
-from onnxtrain.losses.detection_losses import YOLO as YOLO
 from onnxtrain.losses.dice_loss import Dice as Dice
 from onnxtrain.losses.distillation import Distillation as Distillation
 from onnxtrain.losses.elementwise import BinaryCrossEntropy as BinaryCrossEntropy
@@ -27,13 +27,15 @@ from onnxtrain.losses.focal_losses import BinaryFocal as BinaryFocal
 from onnxtrain.losses.focal_losses import Focal as Focal
 from onnxtrain.losses.margin_losses import ArcFace as ArcFace
 from onnxtrain.losses.margin_losses import CosFace as CosFace
-from onnxtrain.losses.preference_losses import DPO as DPO
-from onnxtrain.losses.preference_losses import KTO as KTO
-from onnxtrain.losses.preference_losses import ORPO as ORPO
-from onnxtrain.losses.preference_losses import Reward as Reward
-from onnxtrain.losses.ranking_losses import ListNet as ListNet
-from onnxtrain.losses.ranking_losses import MultipleNegatives as MultipleNegatives
-from onnxtrain.losses.ranking_losses import RankNet as RankNet
 from onnxtrain.losses.transducer_loss import Transducer as Transducer
+from onnxtrain.plugins.detection.losses import DETR as DETR
+from onnxtrain.plugins.detection.losses import YOLO as YOLO
+from onnxtrain.plugins.text.preference_losses import DPO as DPO
+from onnxtrain.plugins.text.preference_losses import KTO as KTO
+from onnxtrain.plugins.text.preference_losses import ORPO as ORPO
+from onnxtrain.plugins.text.preference_losses import Reward as Reward
+from onnxtrain.plugins.text.ranking_losses import ListNet as ListNet
+from onnxtrain.plugins.text.ranking_losses import MultipleNegatives as MultipleNegatives
+from onnxtrain.plugins.text.ranking_losses import RankNet as RankNet
 
 LOSSES: Final[Mapping[str, type[Loss]]]

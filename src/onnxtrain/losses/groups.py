@@ -129,7 +129,7 @@ class GroupLoss(ReducedLoss):
     rows: ClassVar[int | str] = 2
     """Rows of an example, or a symbol for any number."""
     texts: ClassVar[str] = "pairs"
-    """The kind of rows of texts that :mod:`onnxtrain.plugins.text` reads for this loss."""
+    """The kind of rows of texts that are read for this loss."""
     compares_examples: ClassVar[bool] = False
     """True where the term of an example depends on the others of its (micro-)batch."""
     has_reference: ClassVar[bool] = False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Final
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
+from onnxtrain.errors.registries import Registry
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
@@ -56,6 +58,9 @@ from onnxtrain.lowering.rules.rotary import fuse_rotary
 from onnxtrain.lowering.rules.rows import fuse_gather, fuse_scatter, fuse_slices
 from onnxtrain.lowering.updates import fuse_updates, optimizer_in_backward
 
+PASSES: Final[Registry[Callable[[ir.Model], object]]] = Registry("pass", callable, "a function that changes a model")
+"""Passes of plugins, which run first."""
+
 
 def lower_graph(
     model: ir.Model,
@@ -97,6 +102,8 @@ def lower_graph(
         )
     layers = number_layers(graph, options.recompute)  # known by names, of nodes that are there before any is fused
     check_patterns(graph, options.recompute, layers)
+    for change in PASSES.values():  # of plugins
+        change(model)
     write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     counter_based_dropout(model)  # masks from counters that are states: a repeated step draws the same
     if kernels:

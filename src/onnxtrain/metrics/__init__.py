@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxtrain.errors._internal import public_names
-from onnxtrain.metrics.base import Metric, NamedMetric
+from onnxtrain.metrics.base import LossMetric, Metric, NamedMetric
 from onnxtrain.metrics.choice import resolve_metric
 from onnxtrain.metrics.dataset_metrics import confusion_matrix
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
@@ -19,6 +19,7 @@ from onnxtrain.metrics.means import (
 
 __all__ = [
     "CharacterErrorRate",
+    "LossMetric",
     "Metric",
     "NamedMetric",
     "WordErrorRate",

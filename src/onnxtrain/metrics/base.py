@@ -288,3 +288,14 @@ class MetricInput(NamedTuple):
     def counted(self) -> CountedPredictions:
         """The evaluated predictions."""
         return CountedPredictions(self.axis, self.ignore_index, self.later)
+
+
+@dataclass(frozen=True)
+class LossMetric:
+    """A metric of what a loss predicts, such as boxes, for :func:`onnxtrain.register_metric`.
+
+    Attributes:
+        of: Returns the metric for the predictions of a loss, or raises ``OptionError`` where it is for others.
+    """
+
+    of: Callable[[MetricInput], NamedMetric]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +12,17 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors.registries import Registry
 from onnxtrain.errors.spelling import ALIASES, suggestion
-from onnxtrain.metrics.base import Metric, MetricFunction, MetricInput, NamedMetric, PredictionKind, is_metric
+from onnxtrain.metrics.base import (
+    LossMetric,
+    Metric,
+    MetricFunction,
+    MetricInput,
+    NamedMetric,
+    PredictionKind,
+    is_metric,
+)
 from onnxtrain.metrics.dataset_metrics import (
     DATASET_METRIC_NAMES,
     DATASET_METRICS,
@@ -20,10 +30,8 @@ from onnxtrain.metrics.dataset_metrics import (
     Predictions,
     find_dataset_metric,
 )
-from onnxtrain.metrics.detections import DETECTION_METRICS, detection_metric
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
-from onnxtrain.metrics.rewards import REWARD_METRICS, reward_metric
 from onnxtrain.operators.call_text import name_of, split_list
 
 _METRIC_ALIASES: Final = {
@@ -57,6 +65,8 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
     if name in BUILT_IN:
         return BUILT_IN[name].named(metric, **options)
     whole = find_dataset_metric(name)
+    if whole is None and name in METRICS and not isinstance(added := METRICS[name], LossMetric):
+        return _named(added, name)
     if whole is None:
         raise unknown(metric)
     known = {"predicts": whole.reads[0], "axis": 1, "ignore_index": None}
@@ -76,6 +86,19 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
         Predictions.of, found["predicts"], axis=metric_input.axis, ignore_index=metric_input.ignore_index
     )
     return whole.named(read, metric_input.counted)
+
+
+def _is_valid(given: object) -> bool:
+    return callable(given) or is_metric(given) or isinstance(given, LossMetric)
+
+
+METRICS: Final[Registry[Any]] = Registry("metric", _is_valid, "a function of (y_true, y_pred) or a Metric")
+"""Metrics of plugins."""
+
+
+def _named(added: Any, name: str) -> NamedMetric:
+    """Return a metric of a plugin under the name that it is registered by."""
+    return dataclasses.replace(from_object(added), name=name)
 
 
 def canonical(name: str) -> str:
@@ -114,9 +137,18 @@ def listed(metrics: Any) -> list[Any]:
 def unknown(name: str) -> OptionError:
     """Return the error for an unknown metric, with the nearest name."""
     aliases = [*_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
-    names = [*BUILT_IN, *DATASET_METRIC_NAMES, *REWARD_METRICS, *DETECTION_METRICS, *aliases]
+    names = [*BUILT_IN, *DATASET_METRIC_NAMES, *METRICS, *aliases]
     near = suggestion(name_of(name), names)
-    shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name, *DETECTION_METRICS])
+    shown = ", ".join(
+        [
+            *BUILT_IN,
+            *SHOWN,
+            "f1_micro",
+            "top_k(5)",
+            CharacterErrorRate.name,
+            *(name for name in METRICS if "/" not in name),
+        ]
+    )
     return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
 
 
@@ -225,16 +257,15 @@ def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunc
     name = canonical(metric) if isinstance(metric, str) else None
     if name in (CharacterErrorRate.name, WordErrorRate.name):
         return from_object(_error_rate(metric_input, str(name)))
-    if name in REWARD_METRICS:
-        return reward_metric(metric_input, str(name))
-    if name in DETECTION_METRICS:
-        return detection_metric(metric_input, str(name))
     whole = find_dataset_metric(name)
     if whole is not None:
         return whole.named(reader(metric_input, whole.name, whole.reads), metric_input.counted)
     built_in = next((key for key, entry in BUILT_IN.items() if key == name or entry.function is metric), None)
     if built_in is None and isinstance(metric, str):
-        raise unknown(metric)
+        if metric not in METRICS:
+            raise unknown(metric)
+        added = METRICS[metric]
+        return added.of(metric_input) if isinstance(added, LossMetric) else _named(added, metric)
     if built_in is None:
         return from_object(metric)
     shown = metric if isinstance(metric, str) else built_in

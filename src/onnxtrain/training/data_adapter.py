@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
-from onnxtrain.data.map_dataset import ExampleSource, is_stream
+from onnxtrain.data.map_dataset import ExampleSource
 from onnxtrain.data.naming import (
     NamedColumns,
     NoSuchArrayError,
@@ -36,16 +36,12 @@ from onnxtrain.data.naming import (
 from onnxtrain.data.opening import open_dataset
 from onnxtrain.data.packing import PackedSequences
 from onnxtrain.errors import DataError
-from onnxtrain.losses.base import Forms
-from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
-from onnxtrain.losses.custom_loss import CustomLoss
-from onnxtrain.losses.groups import GroupLoss
+from onnxtrain.errors.registries import Registry
+from onnxtrain.losses.base import Forms, Loss
 from onnxtrain.losses.heads import LossHead, tensor_spec
 from onnxtrain.losses.partial_batches import batch_axes
+from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.objective import Objective
-
-if TYPE_CHECKING:
-    from onnxtrain.plugins.text.comparison_data import Comparisons
 
 Adapting = Callable[[Dataset, LossHead, str | None], Dataset]
 """Converts the targets of a dataset, or its named targets, to the form of a loss."""
@@ -203,7 +199,7 @@ class DataAdapter:
             DataError: The data cannot be read or does not fit the model.
         """
         dataset = open_dataset(
-            with_tokenizer(source, objective, self.folder),
+            Reading.of(objective, self.folder).read(source),
             self.names.specs(objective.inputs),
             target=target,
             target_spec=objective.heads[0].spec if objective.heads else None,
@@ -221,7 +217,7 @@ class DataAdapter:
         target: str | None,
         sample_weight: Any,
         learning: bool,
-        reference: Callable[[Comparisons], np.ndarray],
+        config: TrainingConfig,
     ) -> tuple[Dataset, Objective]:
         """Open data with targets and weights, in the types that the losses read, and check all values.
 
@@ -231,7 +227,7 @@ class DataAdapter:
             target: Name of the target in a file with several arrays left.
             sample_weight: One weight per example, or the name of their array or column.
             learning: Whether to learn text labels from data that may lack some of the classes.
-            reference: Predicts with the model as it was before training, for losses on texts that compare with it.
+            config: Settings of the training.
 
         Returns:
             The dataset, and the objective for targets of its form.
@@ -240,13 +236,8 @@ class DataAdapter:
             DataError: The data cannot be read or does not fit the model.
         """
         inputs = self.names.specs(objective.inputs)
-        source = with_tokenizer(source, objective, self.folder)
-        if isinstance(objective.loss, GroupLoss) and objective.loss.has_reference:
-            from onnxtrain.plugins.text.comparison_data import Comparisons
-
-            if isinstance(source, Comparisons):
-                source.paired = self.paired
-                source = source.with_reference(reference(source))
+        reading = dataclasses.replace(Reading.of(objective, self.folder), config=config, paired=self.paired)
+        source = reading.read(source)
         source, weights = with_weights(source, sample_weight, objective.inputs)
         if isinstance(weights, str) and isinstance(source, ExampleSource):
             raise DataError(
@@ -335,38 +326,42 @@ def is_packed(source: Any) -> bool:
     return isinstance(source, PackedSequences) or getattr(source, "pack", None) is not None
 
 
-def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> Any:
-    """Return rows of texts with the tokenizer of the model, and other data as they are.
+@dataclass(frozen=True)
+class Reading:
+    """What a reader may ask to convert data: see :func:`onnxtrain.register_reader`.
 
-    Raises:
-        DataError: The labels of texts do not fit the loss.
+    Attributes:
+        loss: The loss on targets; ``None`` where an output of the model is the loss, or where several have one.
+        folder: Folder of the model, which may have a tokenizer; ``None`` for a model in memory.
+        config: Settings of the training that the data are for; ``None`` for a prediction.
+        paired: Consecutive examples that a step reads together, where the loss compares them; 0 for all.
     """
-    loss = objective.heads[0].loss if objective.heads else None
-    if isinstance(loss, NextToken | GroupLoss):
-        source = _with_listed_rows(source, loss)
-    if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
-        return source
-    from onnxtrain.plugins.text.chat_data import ChatData, with_texts  # a single step does not need file readers
-    from onnxtrain.plugins.text.comparison_data import ComparisonData
 
-    if isinstance(loss, GroupLoss):
-        return _with_comparisons(source, loss, folder)
-    if isinstance(source, ComparisonData):
-        shown = "is an output" if loss is None else f"{loss.name} compares none"
-        raise DataError(
-            f"{source.name} holds texts to compare, but the loss {shown}; use dpo, orpo, kto, reward, "
-            "multiple_negatives, listnet or ranknet."
-        )
-    found = with_texts(source, folder, rows=isinstance(loss, NextToken))
-    if not isinstance(found, ChatData) or loss is None or isinstance(loss, NextToken | CustomLoss):
-        return found
-    reads = "predictions with other targets than tokens"
-    if isinstance(loss, SoftmaxCrossEntropy):
-        reads = "the logits at each token with this token"
-    raise DataError(
-        f"{found.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
-        "logits at a token with the next one, or a loss of your own."
-    )
+    loss: Loss | None
+    folder: Path | None
+    config: TrainingConfig | None = None
+    paired: int = 0
+
+    @classmethod
+    def of(cls, objective: Objective, folder: Path | None) -> Reading:
+        """Return the settings of a prediction."""
+        return cls(objective.heads[0].loss if objective.heads else None, folder)
+
+    def read(self, source: Any) -> Any:
+        """Return data of plugins' kinds as examples, and other data as they are.
+
+        Raises:
+            DataError: The data cannot be read, or do not fit the loss.
+        """
+        for reader in READERS.values():
+            source = reader(source, self)
+        return source
+
+
+READERS: Final[Registry[Callable[[Any, Reading], Any]]] = Registry(
+    "reader", callable, "a function of (source, reading)"
+)
+"""Readers of plugins."""
 
 
 class _Plan(NamedTuple):
@@ -431,48 +426,6 @@ def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tup
         return inputs, targets_by_output(heads, targets), sample_weight
     inputs, targets = match_batch(batch, objective.inputs, "the batch")
     return inputs, targets, sample_weight
-
-
-def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
-    """Return rows of texts in a sequence, a stream or an iterator as a list; others, such as batches, as they are."""
-    given, source = source, iter(source) if is_stream(source) else source
-    is_iterator = isinstance(source, Iterator)
-    if not is_iterator and (not isinstance(source, Sequence) or isinstance(source, str | list) or not source):
-        return source
-    from onnxtrain.plugins.text.comparison_data import FORMS
-    from onnxtrain.plugins.text.rows import FORMS as OF_CHATS
-    from onnxtrain.plugins.text.rows import is_row
-
-    first = [*itertools.islice(source, 1)]
-    again = _joined(first, source) if is_iterator else source
-    if first and is_row(first[0], FORMS[loss.texts] if isinstance(loss, GroupLoss) else OF_CHATS):
-        return [*again]
-    return given if is_stream(given) else again
-
-
-def _joined(first: Iterable[Any], rest: Iterable[Any]) -> Iterator[Any]:
-    yield from first
-    yield from rest
-
-
-def _with_comparisons(source: Any, loss: GroupLoss, folder: Path | None) -> Any:
-    """Return rows of texts as the examples that a loss compares, and other data as they are.
-
-    Raises:
-        DataError: The data are chats.
-    """
-    from onnxtrain.plugins.text.chat_data import ChatData
-    from onnxtrain.plugins.text.comparison_data import ComparisonData, Comparisons, holds_comparisons
-
-    if isinstance(source, ChatData):
-        raise DataError(f"{source.name} holds single texts, but the loss {loss.name} compares several; give the path.")
-    if not isinstance(source, ComparisonData):
-        if not holds_comparisons(source, loss.texts):
-            return source
-        source = ComparisonData(source)
-    if source.tokenizer is None and folder is not None:
-        source = dataclasses.replace(source, tokenizer=folder)
-    return Comparisons(source, loss.texts, has_reference=loss.has_reference)
 
 
 def open_with_targets(

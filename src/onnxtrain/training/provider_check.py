@@ -104,7 +104,7 @@ def check_provider(
         fix_dimensions(training, sizes)
     step = lower(training, entry=0)
     feeds |= {name: np.asarray(numpy_helper.to_array(tensor)) for name, tensor in state_tensors(training).items()}
-    feeds[trainer._objective.names.learning_rate] = np.asarray(trainer.learning_rate, np.float32)
+    feeds[trainer.objective.names.learning_rate] = np.asarray(trainer.learning_rate, np.float32)
     feeds = {value.name: feeds[value.name] for value in step.graph.input}
     on_cpu = RuntimeOptions(providers=[CPU], kernels=False, threads=trainer.config.runtime.threads)
     names = [value.name for value in step.graph.output]
@@ -153,13 +153,13 @@ def _batch(
     """Yield inputs and targets of one batch by name."""
     if data is None:
         generator = np.random.default_rng(0)
-        specs = [*trainer._objective.inputs, *(head.spec for head in trainer._objective.heads)]
+        specs = [*trainer.objective.inputs, *(head.spec for head in trainer.objective.heads)]
         symbols: dict[str, int] = {}
         yield from ((spec.name, _random(spec, generator, batch_size, sizes, symbols)) for spec in specs)
         return
-    fixed = trainer._objective.fixed_batch
-    batch = next(iter(trainer._open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
-    yield from trainer._objective.feeds(batch).items()
+    fixed = trainer.objective.fixed_batch
+    batch = next(iter(trainer.open_data(data, target=target).batches(batch_size if fixed is None else fixed.size)))
+    yield from trainer.objective.feeds(batch).items()
 
 
 def _random(

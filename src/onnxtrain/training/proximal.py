@@ -12,7 +12,6 @@ import numpy as np
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.lowering.training_info.recipe import LossTerms
-from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.trainer import Trainer
 
@@ -63,9 +62,8 @@ def near(trainer: Trainer, mu: float) -> Trainer:
     """
     if not (math.isfinite(mu) and mu >= 0):
         raise OptionError(f"The weight of the proximal term is {mu}; it needs a finite number of at least 0.")
-    own = trainer._objective
+    own = trainer.objective
     fields = {item.name: getattr(own, item.name) for item in dataclasses.fields(Objective)}
     anchors = {name: np.array(value) for name, value in trainer.parameters.items()}
     objective = ProximalObjective(**fields, mu=mu, anchors=anchors)
-    config: TrainingConfig = trainer.config
-    return Trainer._of(config, objective, dict(trainer._trained))
+    return trainer.rebuilt(objective)

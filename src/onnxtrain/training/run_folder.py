@@ -117,9 +117,9 @@ class RunFolder(Callback):
             self._compared = validation, "the validation data"
         elif data.size is not None:  # other data cannot be read twice
             self._compared = data, "the training data"
-        loss = trainer._objective.loss
+        loss = trainer.objective.loss
         facts = {
-            "model": trainer._file.path,
+            "model": trainer.config.model.path,
             "loss": None if loss is None else loss.name,
             "optimizer": trainer.config.optimizer,
             "examples": data.size,
@@ -128,7 +128,7 @@ class RunFolder(Callback):
             "schedule": schedule,
             "seed": trainer.config.seed,
         }
-        self._names = trainer._data.names.record()
+        self._names = trainer.data_adapter.names.record()
         self._facts = {name: str(value) for name, value in facts.items() if value is not None}
         self._facts["started"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
         self._facts["versions"] = (
@@ -184,7 +184,8 @@ class RunFolder(Callback):
             outcome, said = self._outcome(trainer, ema)
         norms = {name: [row[name] for row in self._norms] for name in (self._norms or [{}])[0]}
         record = RunRecord(
-            title=self._title or (self.path.name if trainer._file.path is None else trainer._file.path.name),
+            title=self._title
+            or (self.path.name if trainer.config.model.path is None else trainer.config.model.path.name),
             command=self._command,
             facts=self._facts,
             rows=self._history.rows,
@@ -209,7 +210,7 @@ class RunFolder(Callback):
 
     def _outcome(self, trainer: Any, ema: bool) -> tuple[Outcome | None, str]:
         """Compare predictions with targets; return the outcome and a sentence for the report."""
-        heads = trainer._objective.heads
+        heads = trainer.objective.heads
         if self._compared is None or not heads or heads[0].metric_input.predicts is None:
             return None, "Nothing is compared: the loss has no comparable targets, or the data cannot be read twice."
         data, name = self._compared
@@ -223,7 +224,7 @@ class RunFolder(Callback):
     def _parameters(self, trainer: Any) -> list[ParameterRow]:
         last = self._norms[-1] if self._norms else {}
         rows = []
-        for name, array in trainer._trained.items():
+        for name, array in trainer.weights.items():
             values = array.astype(np.float64)
             change = None if name not in self._before else _norm(values - self._before[name].astype(np.float64))
             zeros = float(np.mean(values == 0)) if values.size else 0.0
@@ -273,18 +274,18 @@ class GradientNorms:
 
     def __init__(self, trainer: Any) -> None:
         plain = Momentum(learning_rate=1e-3, alpha=0.0, beta=1.0, norm_coefficient=0.0)
-        self._learner = trainer._rebuilt(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None, groups=())
-        self._learner._executor.use_features(wanted=trainer._executor.on_features)  # as in the batches of the training
+        self._learner = trainer.rebuilt(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None, groups=())
+        self._learner.executor.use_features(wanted=trainer.executor.on_features)  # as in the batches of the training
 
     def measure(self, weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, float]:
         """Return the gradient norm of each parameter, for these weights on this batch."""
         learner = self._learner
-        learner._trained.update(weights)
+        learner.weights.update(weights)
         momenta = {name: f"{name}/V" for name in learner.parameters}
         for name in momenta.values():  # alpha = 0 times an infinite momentum would be NaN
-            learner._states[name] = np.zeros_like(learner._states[name])
-        learner._executor.step_batch(batch, learner.learning_rate)
-        return {name: _norm(learner._states[state].astype(np.float64)) for name, state in momenta.items()}
+            learner.executor.states[name] = np.zeros_like(learner.executor.states[name])
+        learner.executor.step_batch(batch, learner.learning_rate)
+        return {name: _norm(learner.executor.states[state].astype(np.float64)) for name, state in momenta.items()}
 
 
 def _norm(values: np.ndarray[Any, Any]) -> float:

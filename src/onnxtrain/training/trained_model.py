@@ -36,8 +36,6 @@ from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.parameters.masks import set_to_zero
-from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.data_adapter import DataAdapter, is_packed
@@ -53,8 +51,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput
-    from onnxtrain.plugins.text.comparison_data import Comparisons
-    from onnxtrain.plugins.text.generation import TextGenerator
     from onnxtrain.training.inference.evaluation import Evaluator
 
 _RATE, _BASE_RATE, _EPOCHS = "trainer/learning_rate", "trainer/base_learning_rate", "trainer/epochs"
@@ -66,7 +62,7 @@ def trains(method: F) -> F:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._states.training(method.__name__):
+        with self.executor.states.training(method.__name__):
             return method(self, *args, **kwargs)
 
     return cast("F", call)
@@ -76,6 +72,10 @@ class TrainedModel:
     """Everything of an :class:`onnxtrain.Trainer` but the training: values, evaluation, prediction and files.
 
     The model, the objective and the executor with its buffers are made from a frozen configuration.
+
+    Attributes:
+        executor: Runs the steps on its buffers, ``executor.states``, with its session, ``executor.session``.
+        data_adapter: Reads data by the names and labels of earlier data.
     """
 
     def _start(
@@ -91,18 +91,18 @@ class TrainedModel:
             _check_no_strings(objective)
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
-        self._executor = _executor_class(config)(objective, config, values)
+        self.executor = _executor_class(config)(objective, config, values)
         if any(head.assumes_logits for head in objective.heads):
-            self._executor.look = self._look
-        self._state = State(self._executor.states, objective, keeps_averages=config.ema is not None)
+            self.executor.look = self._look
+        self._state = State(self.executor.states, objective, keeps_averages=config.ema is not None)
         for name, average in self._state.averages.items():
             if values is None or average not in values:
-                self._states[average] = self._states[name]
-        set_to_zero(self._states, config.masks)
+                self.executor.states[average] = self.executor.states[name]
+        set_to_zero(self.executor.states, config.masks)
         self._rate = LearningRate(config.optimizer.learning_rate)
         self._lock = threading.RLock()  # for what readers make at first use
         names = getattr(config.lora, "adapter", None)
-        self._data = data or DataAdapter(
+        self.data_adapter = data or DataAdapter(
             read_names(config.model, names).of_output(objective.only_output),
             folder=config.model.folder,
             recorded=recorded_labels(config.model),
@@ -124,27 +124,32 @@ class TrainedModel:
         found._start(config, objective, values, data)
         return found
 
-    def _rebuilt(self, **changes: Any) -> Self:
-        """Return a new trainer with the current parameters, fresh optimizer states, and the given settings changed."""
+    def rebuilt(self, objective: Objective | None = None, **changes: Any) -> Self:
+        """Return a new trainer with the current parameters and fresh optimizer states.
+
+        Args:
+            objective: Another loss on the same parameters; by default that of this trainer.
+            changes: Fields of :attr:`config` that differ.
+        """
         config = dataclasses.replace(self.config, **changes)
         with self._state.snapshot() as state:
-            return self._of(config, self._objective, dict(state.trained), self._data.copy())
+            return self._of(config, objective or self.objective, dict(state.trained), self.data_adapter.copy())
 
     def __repr__(self) -> str:
-        loss = self._objective.loss
-        shown = f"output:{self._objective.prediction.name}" if loss is None else loss.name
+        loss = self.objective.loss
+        shown = f"output:{self.objective.prediction.name}" if loss is None else loss.name
         count = sum(array.size for array in self.parameters.values())
-        name = "" if self._file.path is None else f"{str(self._file.path)!r}, "
+        name = "" if self.config.model.path is None else f"{str(self.config.model.path)!r}, "
         return (
             f"<{type(self).__name__}: {name}loss {shown}, {self.config.optimizer}, {len(self.parameters)} parameters "
             f"of {count:,} elements>"
         )
 
     def _repr_html_(self) -> str:
-        objective, counts = self._objective, [array.size for array in self.parameters.values()]
+        objective, counts = self.objective, [array.size for array in self.parameters.values()]
         loss = "an output of the model" if objective.loss is None else objective.loss.name
         rows = {
-            "model": "in memory" if self._file.path is None else str(self._file.path),
+            "model": "in memory" if self.config.model.path is None else str(self.config.model.path),
             "inputs": ", ".join(f"{spec.name} {spec.dtype} {spec.describe_shape()}" for spec in objective.inputs),
             "trained on": f"{objective.prediction.name}, {loss}",
             "optimizer": repr(self.config.optimizer),
@@ -159,22 +164,12 @@ class TrainedModel:
     @property
     def config(self) -> TrainingConfig:
         """The frozen configuration of this training."""
-        return self._executor.config
+        return self.executor.config
 
     @property
-    def _file(self) -> ModelFile:
-        """The model as it was read."""
-        return self.config.model
-
-    @property
-    def _objective(self) -> Objective:
+    def objective(self) -> Objective:
         """The loss over the model, for the form of the targets seen so far."""
-        return self._executor.objective
-
-    @property
-    def _session(self) -> TrainingSession:
-        """The session that runs the steps."""
-        return self._executor.session
+        return self.executor.objective
 
     @property
     def _communicator(self) -> Communicator:
@@ -190,14 +185,9 @@ class TrainedModel:
         return self._state.parameters
 
     @property
-    def _trained(self) -> Parameters:
+    def weights(self) -> Parameters:
         """Live views of trainable parameters and running statistics by name."""
         return self._state.trained
-
-    @property
-    def _states(self) -> StateBuffers:
-        """Live views of all values that steps change, by name: parameters, running statistics, optimizer states."""
-        return self._executor.states
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -205,16 +195,16 @@ class TrainedModel:
 
         They are taken from the first targets, or from the file beside the model where :meth:`save` has written them.
         """
-        return self._data.labels
+        return self.data_adapter.labels
 
     @labels.setter
     def labels(self, labels: Sequence[str] | None) -> None:
-        self._data.labels = labels
+        self.data_adapter.labels = labels
 
     @property
-    def _names(self) -> DataNames:
-        """Names of the data, and the output whose classes the labels are."""
-        return dataclasses.replace(self._data.names, output=self._objective.chosen_output)
+    def data_names(self) -> DataNames:
+        """Names of the data as :meth:`save` writes them, with the output whose classes the labels are."""
+        return dataclasses.replace(self.data_adapter.names, output=self.objective.chosen_output)
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -223,7 +213,7 @@ class TrainedModel:
         They are taken from the first tables that ``fit`` gets, or from the file beside the model where :meth:`save` has
         written them. Later tables are read by these names.
         """
-        return dict(self._data.names.columns)
+        return dict(self.data_adapter.names.columns)
 
     @checks_arguments
     def evaluate(
@@ -256,14 +246,14 @@ class TrainedModel:
             makes every metric NaN.
         """
         source = data if y is None else (data, y)
-        evaluator, dataset = self._open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
+        evaluator, dataset = self.open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
         if self._communicator.size > 1:
-            self._executor.check_agreement({"call": "evaluate", "data": describe_data(dataset)}, {"data": dataset})
+            self.executor.check_agreement({"call": "evaluate", "data": describe_data(dataset)}, {"data": dataset})
         found = evaluator.evaluate(dataset, batch_size, metrics, self._communicator)
         self._warn_once(*evaluator.doubts)
         return found
 
-    def _open_for_evaluation(
+    def open_for_evaluation(
         self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
     ) -> tuple[Evaluator, Dataset]:
         """Open data in any form; return the evaluator and the dataset.
@@ -274,26 +264,20 @@ class TrainedModel:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        objective = self._objective.packing(is_packed(source))
-        dataset, objective = self._data.open_with_targets(
+        objective = self.objective.packing(is_packed(source))
+        dataset, objective = self.data_adapter.open_with_targets(
             objective,
             source,
             target=target,
             sample_weight=sample_weight,
             learning=False,
-            reference=self._reference,
+            config=self.config,
         )
         self._warn_of_rows(dataset)
-        if (labels := self._data.take_new_labels()) is not None and self._data.labels_are_assumed:
+        if (labels := self.data_adapter.take_new_labels()) is not None and self.data_adapter.labels_are_assumed:
             self._warn_once(assumed_order(labels))
         weighted = objective.weights is not None
         return self._evaluator(objective.form, ema, weighted=weighted, packed=objective.packed), dataset
-
-    def _reference(self, source: Comparisons) -> np.ndarray:
-        """Predict with the model before training (:func:`predict_reference`)."""
-        from onnxtrain.training.inference.reference_model import predict_reference
-
-        return predict_reference(self.config, source)
 
     def _warn_of_rows(self, dataset: Dataset) -> None:
         """Warn of rows of data that were cut or left out.
@@ -305,7 +289,7 @@ class TrainedModel:
 
     def _look(self, feeds: dict[str, np.ndarray]) -> None:
         """Warn of outputs in the first rows of the training that look like probabilities, but are taken for logits."""
-        objective = self._objective
+        objective = self.objective
         if self._communicator.rank:
             return
         evaluator = self._evaluator(objective.form, ema=False, packed=objective.packed)
@@ -354,24 +338,12 @@ class TrainedModel:
             from onnxtrain.training.inference.evaluation import answers
 
             return self._by_head(data, target, batch_size, ema, "predict(labels=True)", answers)
-        objective = self._objective
-        found = self._data.as_given(objective, data, batch_size) or self._data.open(objective, data, target=target)
+        objective = self.objective
+        found = self.data_adapter.as_given(objective, data, batch_size) or self.data_adapter.open(
+            objective, data, target=target
+        )
         arrays = self._evaluator(objective.form, ema).predict(found, batch_size)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
-
-    def _text_generator(self, tokenizer: Any, chat_template: Any) -> TextGenerator:
-        """Return what continues prompts with the current weights, with a KV cache where the file has one.
-
-        Raises:
-            DataError: The model is no language model, or the tokenizer cannot be read.
-            OptionError: The loss trains scores or embeddings, or the model is in memory, and no tokenizer is given.
-        """
-        from onnxtrain.training.inference.text_continuation import text_generator
-
-        found = self._data.folder if tokenizer is None else tokenizer
-        if found is None:
-            raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
-        return text_generator(self.config, self._objective, self._states, found, chat_template)
 
     @checks_arguments
     def predict_proba(
@@ -411,15 +383,17 @@ class TrainedModel:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.evaluation import check_answers
 
-        evaluator = self._evaluator(self._objective.form, ema)
+        evaluator = self._evaluator(self.objective.form, ema)
         heads = evaluator.objective.heads
         if not heads:
             raise OptionError(
                 f"{caller} needs a loss on targets, which says what predictions are, but the loss is an output."
             )
         check_answers([head.metric_input for head in heads], caller)
-        objective = self._objective
-        given = self._data.as_given(objective, data, batch_size) or self._data.open(objective, data, target=target)
+        objective = self.objective
+        given = self.data_adapter.as_given(objective, data, batch_size) or self.data_adapter.open(
+            objective, data, target=target
+        )
         arrays = evaluator.predict(given, batch_size, [head.prediction for head in heads])
         labels = self.labels if len(heads) == 1 else None
         results = {head.name: found(head.metric_input, arrays[str(head.prediction.name)], labels) for head in heads}
@@ -441,14 +415,14 @@ class TrainedModel:
     def _new_evaluator(self, form: Forms | None, ema: bool, weighted: bool, packed: bool) -> Evaluator:
         from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
 
-        config, objective = self.config, self._objective
+        config, objective = self.config, self.objective
         if self._in_inference is None:
             if objective.modes.training or (config.lora is not None and config.lora.drops):
                 objective = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
             self._in_inference = objective
         return Evaluator(
             self._in_inference.packing(packed).with_form(form).weighting(weighted),
-            self._states,
+            self.executor.states,
             config.runtime,
             self._state.averages if ema else None,
         )
@@ -489,18 +463,7 @@ class TrainedModel:
             OptionError: Adapters cannot be merged, since weights are quantized, or shared; a model has no
                 ``base_model``.
         """
-        self._save(path, self._names, ema=ema, labels=labels, base_model=base_model)
-
-    def _save(
-        self,
-        path: str | os.PathLike[str],
-        names: DataNames,
-        *,
-        ema: bool = False,
-        labels: bool = False,
-        base_model: str | os.PathLike[str] | None = None,
-    ) -> None:
-        adapted = self._objective.adapted
+        names, adapted = self.data_names, self.objective.adapted
         if base_model is not None and (adapted is None or not adapted.writes(path)):
             raise OptionError(
                 f"base_model names the PyTorch model of an adapter, but {str(path)!r} gets a model; leave it out."
@@ -508,29 +471,25 @@ class TrainedModel:
         if self._communicator.rank:
             return
         with self._state.snapshot() as state:
-            state.check_finite(self._file, ema=ema)
+            state.check_finite(self.config.model, ema=ema)
             with kept_in_memory(path):
                 if adapted is not None and adapted.writes(path):
                     values = state.values(ema=ema)
                     added = {name: values[name] for name in adapted.parameters}
-                    own = state.own_initializers(self._objective, ema=ema)
-                    adapted.write(path, self._file, {**added, **own}, base_model)
+                    own = state.own_initializers(self.objective, ema=ema)
+                    adapted.write(path, self.config.model, {**added, **own}, base_model)
                 else:
                     metadata = {LABELS: labels_text(names.labels)} if labels and names.labels is not None else {}
-                    self._file.save(path, state.initializers(self._objective, self._file, ema=ema), metadata)
+                    self.config.model.save(
+                        path, state.initializers(self.objective, self.config.model, ema=ema), metadata
+                    )
         write_names(Path(path), names)
 
-    def _initializers(self, ema: bool = False) -> Mapping[str, np.ndarray]:
-        """Return the initializers that :meth:`save` writes."""
-        return self._state.initializers(self._objective, self._file, ema=ema)
-
-    def _check_weights(self, ema: bool = False) -> None:
-        """Check that no weight, or moving average, became NaN or infinite in training.
-
-        Raises:
-            NumericalError: One did; the message names the first parameter.
-        """
-        self._state.check_finite(self._file, ema=ema)
+    def initializers(self, *, ema: bool = False) -> dict[str, np.ndarray]:
+        """Return copies of the initializers that :meth:`save` writes."""
+        with self._state.snapshot() as state:
+            found = state.initializers(self.objective, self.config.model, ema=ema)
+            return {name: np.array(array) for name, array in found.items()}
 
     @checks_arguments
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
@@ -540,8 +499,8 @@ class TrainedModel:
             NumericalError: A weight is NaN or infinite.
         """
         with self._state.snapshot() as state:
-            state.check_finite(self._file, ema=ema)
-            return self._file.filled(state.initializers(self._objective, self._file, ema=ema))
+            state.check_finite(self.config.model, ema=ema)
+            return self.config.model.filled(state.initializers(self.objective, self.config.model, ema=ema))
 
     @overload
     def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...
@@ -575,11 +534,11 @@ class TrainedModel:
         Raises:
             OptionError: An array is of another type or shape, or there is no such weight; nothing is changed.
         """
-        given = weights if isinstance(weights, Mapping) else split_flat(np.asarray(weights), self._trained)
+        given = weights if isinstance(weights, Mapping) else split_flat(np.asarray(weights), self.weights)
         arrays = {name: np.asarray(array) for name, array in given.items()}
         for name, array in arrays.items():
-            self._trained.check(name, array)
-        self._trained.update(arrays)
+            self.weights.check(name, array)
+        self.weights.update(arrays)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return copies of all values that training changes.
@@ -588,7 +547,7 @@ class TrainedModel:
             Parameters, running statistics, optimizer states (``{parameter}/V`` ...) and moving averages, by name; with
             ``trainer/`` before their names the learning rate, its base and the number of epochs so far.
         """
-        with self._states.snapshot() as states:
+        with self.executor.states.snapshot() as states:
             arrays = {name: np.array(array) for name, array in states.items()}
         return arrays | {name: np.asarray(value) for name, value in self._counts().items()}
 
@@ -615,7 +574,7 @@ class TrainedModel:
             >>> one, other = (onnxtrain.Trainer(model, loss="mse", optimizer="adam") for _ in range(2))
             >>> other.load_state_dict(one.state_dict())
         """
-        values = Parameters(self._states, list(self._states))
+        values = Parameters(self.executor.states, list(self.executor.states))
         own = self._counts()
         counts = {name: float(np.asarray(value)) for name, value in state.items() if name in own}
         arrays = {name: np.asarray(array) for name, array in state.items() if name not in own}
@@ -637,8 +596,8 @@ class TrainedModel:
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
         """Return an independent copy with the current state; both share the immutable file."""
         found = object.__new__(type(self))
-        with self._states.snapshot() as states:
-            found._start(self.config, None, states, self._data.copy())
+        with self.executor.states.snapshot() as states:
+            found._start(self.config, None, states, self.data_adapter.copy())
         found._rate, found._state.epochs = self._rate.copy(), self._state.epochs
         memory[id(self)] = found
         return found
@@ -646,16 +605,21 @@ class TrainedModel:
     def __getstate__(self) -> dict[str, Any]:
         """Return the model with its current weights, and all states, for another process."""
         fields = {name: value for name, value in vars(self.config).items() if name != "model"}
-        data = (self._data.names, self._data.numbered, self._data.folder, self._data.recorded)
+        data = (
+            self.data_adapter.names,
+            self.data_adapter.numbered,
+            self.data_adapter.folder,
+            self.data_adapter.recorded,
+        )
         kept = {"fields": fields, "rate": self._rate.copy(), "epochs": self._state.epochs, "data": data}
-        adapted = self._objective.adapted
+        adapted = self.objective.adapted
         with self._state.snapshot(everything=True) as state:
             if adapted is None:
-                base = state.initializers(self._objective, self._file)
+                base = state.initializers(self.objective, self.config.model)
             else:
                 base = {name: array for name, array in state.trained.items() if name not in adapted.parameters}
             states = {name: np.array(array) for name, array in state.buffers.items()}
-            return {"model": self._file.filled(base).SerializeToString(), "states": states, **kept}
+            return {"model": self.config.model.filled(base).SerializeToString(), "states": states, **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the pickled state with a new session."""
@@ -683,7 +647,7 @@ class TrainedModel:
 
         tensors, metadata = read_checkpoint(path)
         found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}
-        for name, own in self._trained.items():
+        for name, own in self.weights.items():
             shape = found[name].shape if name in found else None
             if shape != own.shape:
                 raise CheckpointError(
@@ -692,28 +656,32 @@ class TrainedModel:
                 )
         written = metadata.get("fingerprint")
         same = isinstance(written, dict) and written.get("optimizer") == type(self.config.optimizer).__name__
-        fits = {name for name in self._states if name in found and self._states.kind(name)[1] == found[name].shape}
-        with self._states.writing():
-            self._states.update({name: found[name] for name in fits if same or name in self._trained})
-            set_to_zero(self._states, self.config.masks)
+        fits = {
+            name
+            for name in self.executor.states
+            if name in found and self.executor.states.kind(name)[1] == found[name].shape
+        }
+        with self.executor.states.writing():
+            self.executor.states.update({name: found[name] for name in fits if same or name in self.weights})
+            set_to_zero(self.executor.states, self.config.masks)
         if isinstance(epochs := metadata.get("epochs"), int):
             self._state.epochs = max(0, epochs)
         kept = names_of_checkpoint(metadata)
         if self.labels is None:
             self.labels = kept.labels
-        self._data.learn(kept.columns, kept.left_out)
-        self._data.learn_pixels(kept.pixels)
+        self.data_adapter.learn(kept.columns, kept.left_out)
+        self.data_adapter.learn_pixels(kept.pixels)
 
     def training_model(self) -> onnx.ModelProto:
         """Return the training model (``TrainingInfoProto``) with the current weights and optimizer states."""
-        return self._session.model()
+        return self.executor.session.model()
 
     @checks_arguments
     def save_training_model(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`training_model` to a file, from which a :class:`onnxtrain.TrainingSession` resumes."""
         model = self.training_model()  # for which all processes give their share
         if not self._communicator.rank:
-            ModelFile.load(model, folder=self._file.folder).save(path, {})
+            ModelFile.load(model, folder=self.config.model.folder).save(path, {})
 
 
 def _check_no_strings(objective: Objective) -> None:

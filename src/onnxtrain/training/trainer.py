@@ -191,21 +191,23 @@ class Trainer(TrainedModel):
             self._start(config)
         warn_of(self._hints)
 
-    def _change(self, config: TrainingConfig) -> None:
-        """Train by another configuration from the next step on; parameters and optimizer states are kept.
+    @trains
+    def change_settings(self, **changes: Any) -> None:
+        """Change fields of :attr:`config` from the next step on; parameters and optimizer states are kept.
 
         The model and the trainable parameters stay the same.
         """
+        config = dataclasses.replace(self.config, **changes)
         if config != self.config:
-            objective = self._objective.packing(config.packed).with_form(config.form).weighting(config.weighted)
-            self._executor.change(objective, config)
+            objective = self.objective.packing(config.packed).with_form(config.form).weighting(config.weighted)
+            self.executor.change(objective, config)
 
     def _use(self, objective: Objective) -> None:
         """Switch the steps to the targets and weights of an objective."""
-        if objective is not self._objective:
-            form = self.config.form if objective.form == self._objective.form else objective.form
+        if objective is not self.objective:
+            form = self.config.form if objective.form == self.objective.form else objective.form
             weighted, packed = objective.weights is not None, objective.packed
-            self._change(dataclasses.replace(self.config, form=form, weighted=weighted, packed=packed))
+            self.change_settings(form=form, weighted=weighted, packed=packed)
 
     @property
     def learning_rate(self) -> float:
@@ -248,15 +250,10 @@ class Trainer(TrainedModel):
         """
         chosen = Masks(masks)
         if chosen.keep:
-            chosen = zeros_to_keep(self._objective.own_weights, self.parameters.__getitem__)
-        check_masks(chosen, self._objective.shapes, self._objective.optimizers(self.config))
-        self._change(dataclasses.replace(self.config, masks=chosen))
-        set_to_zero(self._states, chosen)
-
-    @property
-    def _sparsified(self) -> list[str]:
-        """Names of the parameters whose sparsity the optimizer promotes; empty for other optimizers."""
-        return self._objective.sparsified(self.config.sparsify)
+            chosen = zeros_to_keep(self.objective.own_weights, self.parameters.__getitem__)
+        check_masks(chosen, self.objective.shapes, self.objective.optimizers(self.config))
+        self.change_settings(masks=chosen)
+        set_to_zero(self.executor.states, chosen)
 
     @checks_arguments
     def train_step(self, inputs: Source, targets: Any = None, sample_weight: Any = None) -> float:
@@ -277,15 +274,15 @@ class Trainer(TrainedModel):
             StepError: onnxruntime failed.
             BusyError: Another thread trains.
         """
-        with self._states.training("train_step", changes=self.config.divided):
-            objective, feeds = self._data.step_feeds(self._objective, inputs, targets, sample_weight)
+        with self.executor.states.training("train_step", changes=self.config.divided):
+            objective, feeds = self.data_adapter.step_feeds(self.objective, inputs, targets, sample_weight)
             self._use(objective)
-            return self._executor.step(feeds, self.learning_rate)
+            return self.executor.step(feeds, self.learning_rate)
 
     @property
     def loss_parts(self) -> dict[str, float]:
         """Unweighted losses of the last step by output, ``{output}_loss``; empty for a single loss."""
-        return dict(self._executor.parts)
+        return dict(self.executor.parts)
 
     @checks_arguments
     @trains
@@ -411,16 +408,16 @@ class Trainer(TrainedModel):
         checkpoints = Checkpoints.of(options)
         best = None if save_best is None or checkpoint is None else os.path.join(checkpoint, self._best_name)
         if best is not None and os.path.isdir(os.path.dirname(best)):
-            self._file.check_writable(best)
+            self.config.model.check_writable(best)
         folder = None if run is None else _run_folder(run, resume=checkpoints.resume)
         if checkpoints.resume:
             self._take_names(checkpoints)
-        self._data.paired = -(-batch_size // self.config.accumulate)
+        self.data_adapter.paired = -(-batch_size // self.config.accumulate)
         dataset, validated = self._open_fit_data(data, y, options, ema=ema)
-        size = examples_per_step(self._executor, dataset, batch_size)
-        per_epoch = steps_per_epoch(self._executor, dataset, size)
+        size = examples_per_step(self.executor, dataset, batch_size)
+        per_epoch = steps_per_epoch(self.executor, dataset, size)
         rates = self._schedule(schedule, epochs, per_epoch)
-        measured = self._objective.resolve_metrics(metrics)
+        measured = self.objective.resolve_metrics(metrics)
         check_numbers(measured)
         features = self._features(dataset, size, augment) if cache_features else None
         history = History()
@@ -435,10 +432,10 @@ class Trainer(TrainedModel):
         loop = Loop(
             LoopOptions(
                 given=options,
-                executor=self._executor,
+                executor=self.executor,
                 state=self._state,
                 rate=self._rate,
-                names=self._data.names,
+                names=self.data_adapter.names,
                 dataset=dataset,
                 features=features,
                 validation=validated,
@@ -457,12 +454,12 @@ class Trainer(TrainedModel):
                 checkpoints=checkpoints,
             )
         )
-        self._executor.use_features(wanted=cache_features)
+        self.executor.use_features(wanted=cache_features)
         try:
             loop.run()
         finally:
-            self._executor.use_features(wanted=False)
-        self._data.learn(dataset.columns)  # an iterable knows them only now
+            self.executor.use_features(wanted=False)
+        self.data_adapter.learn(dataset.columns)  # an iterable knows them only now
         if folder is not None and not folder.waits:
             folder.finish(self, ema=ema)
         return history
@@ -485,7 +482,7 @@ class Trainer(TrainedModel):
                 f"cache_features keeps the features in one process, but {self._communicator.size} train together; "
                 "leave cache_features or distributed out."
             )
-        found, text = compute_features(self._objective, self._states, self.config.runtime, dataset, batch_size)
+        found, text = compute_features(self.objective, self.executor.states, self.config.runtime, dataset, batch_size)
         self._hints.append(Hint(text, surprising=False))
         return found
 
@@ -500,9 +497,9 @@ class Trainer(TrainedModel):
         assert store is not None
         metadata = self._communicator.on_root(lambda: store.metadata(checkpoints.path))
         kept = names_of_checkpoint(metadata or {})
-        self._data.learn(kept.columns, kept.left_out)
-        self._data.learn_pixels(kept.pixels)
-        self._data.expected_labels = kept.labels
+        self.data_adapter.learn(kept.columns, kept.left_out)
+        self.data_adapter.learn_pixels(kept.pixels)
+        self.data_adapter.expected_labels = kept.labels
 
     def _open_fit_data(
         self,
@@ -521,7 +518,7 @@ class Trainer(TrainedModel):
         validation, target, sample_weight = options.validation, options.target, options.sample_weight
         if validation is None and not are_none(options.metrics):
             raise OptionError("metrics are measured on validation data; give validation=.")
-        dataset = self._open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
+        dataset = self.open_data(data if y is None else (data, y), target=target, sample_weight=sample_weight)
         if isinstance(validation, float | int):
             dataset, validation = split_validation(dataset, validation, self.config.seed, shuffle=options.shuffle)
         if validation is None:
@@ -529,11 +526,11 @@ class Trainer(TrainedModel):
         evaluator: Evaluator | None = None
         if isinstance(sample_weight, str) and not isinstance(validation, Dataset):
             with contextlib.suppress(NoSuchArrayError):  # then the validation data are not weighted
-                evaluator, held_out = self._open_for_evaluation(
+                evaluator, held_out = self.open_for_evaluation(
                     validation, target=target, ema=ema, sample_weight=sample_weight
                 )
         if evaluator is None:
-            evaluator, held_out = self._open_for_evaluation(validation, target=target, ema=ema)
+            evaluator, held_out = self.open_for_evaluation(validation, target=target, ema=ema)
         evaluator.check(held_out)
         return dataset, (held_out, evaluator)
 
@@ -552,7 +549,9 @@ class Trainer(TrainedModel):
             warn_of([Hint(text, surprising=True)] if text else [])
         return found
 
-    def _open(self, source: Source, *, target: str | None = None, sample_weight: Any = None) -> Dataset:
+    @checks_arguments
+    @trains
+    def open_data(self, source: Source, *, target: str | None = None, sample_weight: Any = None) -> Dataset:
         """Open data to train on; the steps take targets and weights of this form from now on.
 
         Args:
@@ -564,14 +563,14 @@ class Trainer(TrainedModel):
         Raises:
             DataError: The data cannot be read or do not fit.
         """
-        objective = self._objective.packing(is_packed(source))
-        dataset, objective = self._data.open_with_targets(
+        objective = self.objective.packing(is_packed(source))
+        dataset, objective = self.data_adapter.open_with_targets(
             objective,
             source,
             target=target,
             sample_weight=sample_weight,
             learning=True,
-            reference=self._reference,
+            config=self.config,
         )
         self._warn_of_rows(dataset)
         self._use(objective)
@@ -584,9 +583,9 @@ class Trainer(TrainedModel):
         Warns:
             TrainingHint: They may not.
         """
-        labels, heads = self._data.take_new_labels(), self._objective.heads
+        labels, heads = self.data_adapter.take_new_labels(), self.objective.heads
         if labels is not None and heads:
-            self._warn_once(*doubts(labels, heads[0].classes, self._data.recorded))
+            self._warn_once(*doubts(labels, heads[0].classes, self.data_adapter.recorded))
 
 
 def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:

@@ -107,7 +107,7 @@ class _Client:
         config = settings_of(message)
         trainer = self._trainer(message, round_number=int(config.get("server-round", 0)))
         source = _source(self.data, context)
-        size = trainer._open(source, target=self.target).size
+        size = trainer.open_data(source, target=self.target).size
         if size is None:
             raise DataError("A client's weights are averaged by its number of examples; give data of a known size.")
         epochs = int(config.get("epochs", self.epochs))
@@ -118,7 +118,7 @@ class _Client:
         else:
             trainer = in_micro_batches(trainer)
             measured = self._privately(trainer, self.dp, source, epochs, context)
-        return answer(message, measured, size, dict(trainer._trained))
+        return answer(message, measured, size, dict(trainer.weights))
 
     def _privately(self, trainer: Trainer, dp: DP, source: Any, epochs: int, context: Any) -> dict[str, float]:
         """Train with noise; epsilon covers the steps of all rounds so far. The loss is not private and is not sent."""
@@ -132,7 +132,7 @@ class _Client:
         """Evaluate the server's weights; answer with the metrics and the number of examples."""
         trainer = self._trainer(message, round_number=0)
         given = self.data if self.validation is None else self.validation
-        evaluator, dataset = trainer._open_for_evaluation(_source(given, context), target=self.target)
+        evaluator, dataset = trainer.open_for_evaluation(_source(given, context), target=self.target)
         metrics = evaluator.objective.resolve_metrics(self.metrics)
         check_numbers(metrics)
         measured = evaluator.evaluate(dataset, 256, metrics)
@@ -143,7 +143,7 @@ class _Client:
         options = self.options.copy()
         options["seed"] = options.get("seed", 0) + round_number
         trainer = Trainer(self.model, loss=self.loss, optimizer=self.optimizer, **options)
-        trainer.set_weights(weights_of(message, dict(trainer._trained)))
+        trainer.set_weights(weights_of(message, dict(trainer.weights)))
         return trainer
 
 

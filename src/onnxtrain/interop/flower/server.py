@@ -112,19 +112,19 @@ class Federation:
 
     def take_record(self, round_number: int, record: Any) -> Any:
         """Load the weights of a round from Flower's record; return the metrics as a record, if there are any."""
-        own = dict(self.trainer._trained)
+        own = dict(self.trainer.weights)
         measured = self.take(round_number, from_record(record, own, "The strategy", averaged=True))
         return flower("flwr.app").MetricRecord(measured) if measured else None
 
     def take(self, round_number: int, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Load the weights of a round, evaluate them, and write the model and the history."""
-        own = dict(self.trainer._trained)
+        own = dict(self.trainer.weights)
         changed = any(not np.array_equal(own[name], value) for name, value in weights.items())
         self._trained = self._trained or changed
         self.trainer.set_weights(weights)
         measured = {}
         if self.validation is not None:
-            metrics = self.trainer._objective.resolve_metrics(self.metrics)
+            metrics = self.trainer.objective.resolve_metrics(self.metrics)
             check_numbers(metrics)
             measured = self.trainer.evaluate(self.validation, target=self.target, metrics=metrics)
         self._rows.append({"round": round_number, **measured, "left_out": list(self.failures.values())})
@@ -176,10 +176,10 @@ def run_securely(
         OptionError: The strategy needs the weights of single clients.
     """
     server, workflow = flower("flwr.server"), flower("flwr.server.workflow")
-    names = list(federation.trainer._trained)
+    names = list(federation.trainer.weights)
 
     def take(round_number: int, arrays: Sequence[np.ndarray], _: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
-        own = dict(federation.trainer._trained)
+        own = dict(federation.trainer.weights)
         given = dict(zip(names, arrays, strict=True))
         weights = {name: given[name].astype(own[name].dtype).reshape(own[name].shape) for name in names}
         measured = federation.take(round_number, weights)
@@ -192,7 +192,7 @@ def run_securely(
     older = server.strategy.FedAvg(
         **older_arguments,
         initial_parameters=flower("flwr.common").ndarrays_to_parameters(
-            [np.array(value) for value in federation.trainer._trained.values()]
+            [np.array(value) for value in federation.trainer.weights.values()]
         ),
         evaluate_fn=take,
     )
@@ -291,7 +291,7 @@ def server_app(
         else:
             chosen.start(
                 grid=checked,
-                initial_arrays=to_record(dict(trainer._trained)),
+                initial_arrays=to_record(dict(trainer.weights)),
                 num_rounds=rounds,
                 timeout=timeout,
                 train_config=flower("flwr.app").ConfigRecord(settings),

@@ -144,7 +144,7 @@ def _work(config: Mapping[str, Any]) -> None:
     trainer = Trainer(onnx.ModelProto.FromString(task.model), **settings)
     fit_options = dict(task.fit_options)
     target = fit_options["target"]
-    specs = trainer._objective.inputs
+    specs = trainer.objective.inputs
     data = _RayData(
         train.get_dataset_shard("train"), fit_options["batch_size"], task.rows, specs, target=target, validate=False
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from onnxtrain.data.data_names import write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.interop.sklearn.estimator import ClassifierMixin, OnnxEstimator
 from onnxtrain.losses.probabilities import ScoreKind
@@ -112,9 +114,10 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         See :meth:`onnxtrain.Trainer.save`.
         """
         check_is_fitted(self)
-        names, classes = self.trainer_._names, self.classes_
+        classes = self.classes_
         texts = tuple(map(str, classes)) if all(isinstance(label, str) for label in classes) else None
-        self.trainer_._save(path, dataclasses.replace(names, labels=texts))
+        self.trainer_.save(path)
+        write_names(Path(path), dataclasses.replace(self.trainer_.data_names, labels=texts))
 
     @property
     def _is_binary(self) -> bool:
@@ -123,7 +126,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     @property
     def _kind(self) -> ScoreKind | None:
         """The meaning of the output, as the loss declares it or its nodes prove it."""
-        heads = self.trainer_._objective.heads
+        heads = self.trainer_.objective.heads
         if not heads or heads[0].declared.from_logits is True:
             return "logits"
         return heads[0].scores.kind if heads[0].declared.from_logits is None else "independent"

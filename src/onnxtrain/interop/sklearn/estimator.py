@@ -188,7 +188,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             threads=self.threads,
         )
         if self.model is not None and self.new_head:
-            self.trainer_._data.names = names_of_inputs(self.model)
+            self.trainer_.data_adapter.names = names_of_inputs(self.model)
         self.trainer_.labels = None  # ignore labels beside the model's file: targets are class indices
         self._order = self._find_columns()
 
@@ -202,11 +202,11 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         if not names:
             return None
         trainer = self.trainer_
-        inputs = trainer._data.names.specs(trainer._objective.inputs)
+        inputs = trainer.data_adapter.names.specs(trainer.objective.inputs)
         own = [spec.name for spec in inputs]
         if len(inputs) == 1:
             order = in_order(names, inputs[0], "X")
-            trainer._data.names = trainer._data.names.learned({own[0]: tuple(order)}, ())
+            trainer.data_adapter.names = trainer.data_adapter.names.learned({own[0]: tuple(order)}, ())
         elif set(own) == set(names):
             order = own
         else:
@@ -218,7 +218,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """Split X into the model's inputs."""
         order = self._order
         ordered = X if order is None or order == list(range(X.shape[1])) else X[:, order]
-        return rows_to_inputs(ordered, self.trainer_._objective.inputs)
+        return rows_to_inputs(ordered, self.trainer_.objective.inputs)
 
     @abc.abstractmethod
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:

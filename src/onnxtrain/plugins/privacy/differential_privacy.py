@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -112,8 +111,10 @@ def fit_privately(
         OptionError: Batch normalization would compute statistics of the data without noise.
         DataError: The data is not in arrays, or has fewer examples than a batch.
     """
-    with trainer._states.training("fit_privately"):
-        return _fit(trainer, _checked(trainer, trainer._open(data, target=target), batch_size), dp, epochs, batch_size)
+    with trainer.executor.states.training("fit_privately"):
+        return _fit(
+            trainer, _checked(trainer, trainer.open_data(data, target=target), batch_size), dp, epochs, batch_size
+        )
 
 
 def _fit(trainer: Trainer, dataset: ArrayDataset, dp: DP, epochs: int, batch_size: int) -> PrivateSteps:
@@ -124,15 +125,15 @@ def _fit(trainer: Trainer, dataset: ArrayDataset, dp: DP, epochs: int, batch_siz
     step = _Step(trainer, dp, generator)
     for index in range(steps):
         chosen = np.flatnonzero(generator.random(dataset.size) < sampling)
-        with trainer._states.writing():
+        with trainer.executor.states.writing():
             loss = step.take(dataset, chosen, batch_size)
-        trainer._executor.check_loss(loss / max(len(chosen), 1), index, trainer.learning_rate)
+        trainer.executor.check_loss(loss / max(len(chosen), 1), index, trainer.learning_rate)
         total, drawn = total + loss, drawn + len(chosen)
     return PrivateSteps(steps, sampling, total / max(drawn, 1))
 
 
 def _checked(trainer: Trainer, dataset: Any, batch_size: int) -> ArrayDataset:
-    if trainer._objective.statistics:
+    if trainer.objective.statistics:
         raise OptionError(
             "batch_norm='train' computes statistics of the data without noise, which differential privacy does not "
             "allow; leave batch_norm='frozen'."
@@ -154,31 +155,31 @@ class _Step:
     def take(self, dataset: ArrayDataset, chosen: np.ndarray, batch_size: int) -> float:
         """Train one step on the chosen examples; return the sum of their losses before the update."""
         trainer, names = self._trainer, self._names
-        sums = {name: np.zeros(trainer._states[name].shape) for name in names}
+        sums = {name: np.zeros(trainer.executor.states[name].shape) for name in names}
         loss = 0.0
         self._clear()
         for batch in dataset.take(chosen).batches(1) if len(chosen) else ():
             loss += self._add(sums, batch)
-        states = trainer._states
+        states = trainer.executor.states
         spread = self._dp.noise * self._dp.clip
         for name, total in sums.items():
             states[name] = (total + self._generator.normal(0.0, spread, total.shape)).astype(states[name].dtype)
         states["accumulated_weight"] = np.asarray(float(batch_size))
         states["accumulated_loss"] = np.asarray(loss)
         rate = np.asarray(trainer.learning_rate, np.float32)
-        trainer._session.step({trainer._objective.names.learning_rate: rate}, entry=1)
+        trainer.executor.session.step({trainer.objective.names.learning_rate: rate}, entry=1)
         return loss
 
     def _clear(self) -> None:
         """Set the sums of gradients, weights and losses to zero."""
         for name in (*self._names, "accumulated_weight", "accumulated_loss"):
-            self._trainer._states[name][...] = 0
+            self._trainer.executor.states[name][...] = 0
 
     def _add(self, sums: dict[str, np.ndarray], batch: Batch) -> float:
         """Add the clipped gradient of one example to the sums; return its loss."""
-        trainer, states = self._trainer, self._trainer._states
-        objective = trainer._objective
-        found = trainer._session.step(objective.feeds(batch), entry=0)
+        trainer, states = self._trainer, self._trainer.executor.states
+        objective = trainer.objective
+        found = trainer.executor.session.step(objective.feeds(batch), entry=0)
         weight = float(states["accumulated_weight"]) or 1.0
         gradients = {name: states[name].astype(np.float64) / weight for name in self._names}
         norm = math.sqrt(sum(float(np.vdot(gradient, gradient)) for gradient in gradients.values()))
@@ -186,10 +187,9 @@ class _Step:
         for name, gradient in gradients.items():
             sums[name] += gradient * factor
         self._clear()
-        return float(found[trainer._objective.names.loss])
+        return float(found[trainer.objective.names.loss])
 
 
 def in_micro_batches(trainer: Trainer) -> Trainer:
     """Return a trainer of the same weights that sums gradients apart from the update."""
-    config = dataclasses.replace(trainer.config, accumulate=max(2, trainer.config.accumulate))
-    return Trainer._of(config, trainer._objective, dict(trainer._trained))
+    return trainer.rebuilt(accumulate=max(2, trainer.config.accumulate))

@@ -143,11 +143,11 @@ class Job:
     ) -> None:
         self.plan, self.target, self.say, self._display = plan, target, say, display
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
-        objective = self.trainer._objective
+        objective = self.trainer.objective
         self.names = choose_tensors(objective.shapes, plan.tensors, "tensors", objective.matmul_weights)
         if plan.tensors is not None and "sparsify" not in options:
             # Sparsity is promoted in the pruned tensors only.
-            self.trainer._change(replace(self.trainer.config, sparsify=tuple(self.names)))
+            self.trainer.change_settings(sparsify=tuple(self.names))
         if not self.names:
             raise OptionError(
                 "The model has nothing to prune: no parameter that is trained has rank 2 or more and is the weight "
@@ -184,7 +184,7 @@ class Job:
         given = self._weights()
         whole = trainer.get_weights()
         if plan.fresh:
-            for name, value in fresh_values(trainer._objective.model.clone(), trainer.parameters, plan.seed).items():
+            for name, value in fresh_values(trainer.objective.model.clone(), trainer.parameters, plan.seed).items():
                 trainer.parameters[name] = value
         trained = self._run_stages()
         after = phases.measure(self.trainer)
@@ -210,9 +210,9 @@ class Job:
             probes=tuple(self.probes),
             masks=self._cut().masks,
             given=given,
-            values={name: np.array(array) for name, array in self.trainer._initializers().items()},
-            file=self.trainer._file,
-            names=self.trainer._names,
+            values=self.trainer.initializers(),
+            file=self.trainer.config.model,
+            names=self.trainer.data_names,
             shortfall=phases.shortfall(after, (trained,) if plan.fresh else (before, trained), plan) if tuned else "",
         )
 
@@ -300,7 +300,7 @@ class Job:
         best, kept = self.trainer, self._cut()
 
         def tuned(cut: Cut) -> float:
-            self.trainer = best._rebuilt()
+            self.trainer = best.rebuilt()
             self.apply(cut)
             self.trainer = self._fine_tuned(enough=bound)
             return self.phases.measure(self.trainer)
@@ -329,7 +329,7 @@ class Job:
         if cut.emptied:
             return after
         tuned = self.trainer
-        self.trainer = tuned._rebuilt()
+        self.trainer = tuned.rebuilt()
         self.trainer.set_masks({**tuned.masks, **cut.masks})
         self.trainer.set_weights({**whole, **{name: np.where(cut.masks[name], given[name], 0) for name in given}})
         alone = self.phases.measure(self.trainer)
@@ -374,8 +374,9 @@ class Job:
     def note_scales(self) -> None:
         """Record the largest step scale of every tensor before a cut."""
         layer_of, cap = _scaling(self.plan.optimizer)
+        sparsified = self.trainer.objective.sparsified(self.trainer.config.sparsify)
         for name in self.names:
-            promoted = layer_of is not None and name in self.trainer._sparsified
+            promoted = layer_of is not None and name in sparsified
             scale = None
             if promoted and layer_of is not None:
                 block = self.form.layouts[name].block(*self.plan.block) if self.plan.block != (1, 1) else ()

@@ -44,7 +44,7 @@ class _Settings(Protocol):
 
 def metric_of(trainer: Trainer) -> str:
     """Return the metric of a pruning: the accuracy of a classifier, or the loss."""
-    classifies = isinstance(trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
+    classifies = isinstance(trainer.objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
     return "accuracy" if classifies else "loss"
 
 
@@ -82,10 +82,10 @@ class Phases:
         self.measured_on = "training data" if validation is None else "validation data"
         data, validation = _readable_again(data), _readable_again(validation)
         if isinstance(validation, float):
-            parts = split_validation(trainer._open(data, target=target), validation, settings.seed)
+            parts = split_validation(trainer.open_data(data, target=target), validation, settings.seed)
             data, validation = parts.train, parts.validation
         self._data, self._measured, self._target = data, data if validation is None else validation, target
-        self.opened = trainer._open(data, target=target)
+        self.opened = trainer.open_data(data, target=target)
         self.examples = self.opened.size
         self.batch_size = settings.batch_size or choose_batch_size(self.examples)
         self.say, self._slower = say, slower
@@ -164,7 +164,7 @@ class Phases:
             may_slow = self._slower and self._divisor < _SLOWEST
             rate = optimizer.learning_rate / self._divisor
             rule = replace(optimizer, learning_rate=rate) if self._divisor > 1 else optimizer
-            trainer = start._rebuilt(optimizer=rule, **changes)
+            trainer = start.rebuilt(optimizer=rule, **changes)
             trainer.set_weights(weights)
             watch = Watch(self, trainer, phase, first, weights if tunes else None, stops=may_slow, enough=enough)
             try:

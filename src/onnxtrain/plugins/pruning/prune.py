@@ -189,7 +189,7 @@ def prune(
     else:
         job = Job(plan, model, loss, target, options, say, display)
         if save is not None and storage == "dense":
-            job.trainer._file.check_writable(save)
+            job.trainer.config.model.check_writable(save)
         result = job.run(data, validation)
     result = _finished(result, save, report, storage, start)
     if result.shortfall:

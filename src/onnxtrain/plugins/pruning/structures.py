@@ -268,7 +268,7 @@ def prune_structures(
     )
     after = phases.measure(tuner)
     say(f"result: {phases.metric} {after:.4f}, {found.speedup:.2f} times as fast")
-    values = {name: np.array(array) for name, array in tuner._initializers().items()}
+    values = tuner.initializers()
     masks = {name: mask for name, mask in structures.masks(removed).items() if name in values}
     weights = {
         str(value.name): np.array(value.const_value.numpy())
@@ -299,8 +299,8 @@ def prune_structures(
         masks=masks,
         given=weights,
         values=values,
-        file=tuner._file,
-        names=given._names,
+        file=tuner.config.model,
+        names=given.data_names,
         structure=plan.structure,
         removed_structures=len(removed),
         multiply_adds=(structures.multiply_adds(), structures.multiply_adds(kept)),
@@ -312,12 +312,12 @@ def prune_structures(
 
 def _batch(trainer: Trainer, data: Dataset, plan: StructurePlan) -> dict[str, np.ndarray]:
     """Return the inputs of some random examples."""
-    fixed, elements = trainer._objective.fixed_batch, 0
-    for spec in trainer._objective.inputs:
+    fixed, elements = trainer.objective.fixed_batch, 0
+    for spec in trainer.objective.inputs:
         elements += math.prod(size for size in (spec.shape or ())[1:] if isinstance(size, int))
     rows = fixed.size if fixed is not None else _EXAMPLES if elements <= _SMALL else choose_batch_size(data.size)
     batch = next(iter(data.batches(rows, shuffle=True, seed=plan.seed)))
-    return dict(trainer._objective.inputs_of(batch))
+    return dict(trainer.objective.inputs_of(batch))
 
 
 def _row(name: str, array: np.ndarray, mask: np.ndarray | None) -> LayerRow:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from onnxtrain.errors._internal import public_names
+from onnxtrain.errors.registries import Registry
 from onnxtrain.training.callbacks.base import Callback, CallbackList, TrainingState
 from onnxtrain.training.callbacks.history import History
 from onnxtrain.training.callbacks.loggers import (
@@ -13,7 +16,6 @@ from onnxtrain.training.callbacks.loggers import (
     WandbLogger,
 )
 from onnxtrain.training.callbacks.progress import Progress
-from onnxtrain.training.callbacks.samples import Samples
 from onnxtrain.training.callbacks.watching import EarlyStopping, ReduceOnPlateau, SaveBest, Watch
 
 __all__ = [
@@ -26,7 +28,6 @@ __all__ = [
     "MLflowLogger",
     "Progress",
     "ReduceOnPlateau",
-    "Samples",
     "SaveBest",
     "TensorBoardLogger",
     "TrainingState",
@@ -34,4 +35,16 @@ __all__ = [
     "Watch",
 ]
 
-__dir__ = public_names(__name__)
+
+def _is_callback(given: object) -> bool:
+    return isinstance(given, type) and issubclass(given, Callback)
+
+
+CALLBACKS: Final[Registry[type[Callback]]] = Registry("callback", _is_callback, "a class derived from Callback")
+"""Callbacks of plugins."""
+
+__dir__ = public_names(__name__, CALLBACKS.class_names)
+
+
+def __getattr__(name: str) -> Any:
+    return CALLBACKS.of_class(name, __name__)

@@ -53,8 +53,8 @@ def settings(state: TrainingState) -> dict[str, Any]:
         return found
     trainer = state.trainer
     found["learning_rate"] = trainer.learning_rate
-    found["model"] = None if trainer._file.path is None else str(trainer._file.path)
-    for name, value in describe_settings(trainer.config, trainer._objective).items():
+    found["model"] = None if trainer.config.model.path is None else str(trainer.config.model.path)
+    for name, value in describe_settings(trainer.config, trainer.objective).items():
         if name == "attributes" and isinstance(value, dict):
             found |= {f"optimizer.{attribute}": setting for attribute, setting in value.items()}
         elif name not in _LEFT_OUT:

@@ -29,7 +29,7 @@ from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.data_adapter import is_packed, known_orders, open_with_targets, with_tokenizer
+from onnxtrain.training.data_adapter import Reading, is_packed, known_orders, open_with_targets
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.objective import of_model
 from onnxtrain.training.prepare import prepare
@@ -105,7 +105,7 @@ def evaluate(
         return learned
 
     wanted = bool(objective.heads)
-    data = with_tokenizer(data, objective, config.model.folder)
+    data = Reading.of(objective, config.model.folder).read(data)
     if wanted:
         dataset, forms = open_with_targets(objective, data, inputs=inputs, target=target, adapted=adapted)
         objective = objective.with_form(forms)
@@ -187,7 +187,7 @@ def outputs(
         _attach(lora, working, file)
     objective = of_model(working)
     inputs = read_names(file, adapter).specs(objective.inputs)
-    data = with_tokenizer(data, objective, file.folder)
+    data = Reading.of(objective, file.folder).read(data)
     dataset = open_dataset(data, inputs, target=target, need_target=False)
     return Evaluator(objective, new_states({}, runtime), runtime).predict(dataset, batch_size)
 

@@ -1,0 +1,1 @@
+"""Object detection: the losses of YOLO and DETR, and mean average precision."""

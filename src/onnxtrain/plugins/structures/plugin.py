@@ -1,0 +1,8 @@
+"""What the core finds of structures."""
+
+from onnxtrain.errors.registries import register_command
+
+
+def register() -> None:
+    """Add ``onnxtrain shrink``."""
+    register_command("shrink", "onnxtrain.plugins.structures.command")

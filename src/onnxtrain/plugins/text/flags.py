@@ -1,0 +1,112 @@
+"""Flags of texts: how chats are read, and samples of what a language model answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from onnxtrain.cli.flags import READING, RESULTS
+from onnxtrain.cli.reader_flags import DataFlags, FitFlags
+from onnxtrain.errors import OptionError
+
+if TYPE_CHECKING:
+    from onnxtrain.training.callbacks import Callback
+    from onnxtrain.training.callbacks.progress import Progress
+
+
+@Parameter(name="*", group=READING)
+@dataclass(frozen=True)
+class TextFlags(DataFlags):
+    """Settings of chats and of texts to compare."""
+
+    train_on: Annotated[
+        Literal["answers", "all"],
+        Parameter(help="Chats, with next_token: learn the answers, or all tokens."),
+    ] = "answers"
+    max_length: Annotated[
+        int | None,
+        Parameter(metavar="TOKENS", help="Chats: cut rows at this length.  [default: the model's, or 1024]"),
+    ] = None
+    pack: Annotated[
+        int | None,
+        Parameter(metavar="TOKENS", help="Chats: put several rows into one of this length, kept apart."),
+    ] = None
+    chat_template: Annotated[
+        Path | None,
+        Parameter(metavar="FILE", help="Chats: a template in Jinja.  [default: the tokenizer's]"),
+    ] = None
+
+    def read(self, path: str, loss: str | None) -> Any:
+        """Return chats, texts for ``next_token``, or texts to compare; ``None`` for other data.
+
+        Raises:
+            OptionError: A setting is for another kind of data.
+        """
+        from onnxtrain.data import CsvFile
+        from onnxtrain.data.csv_file import CSV_SUFFIXES
+        from onnxtrain.plugins.text import ChatData, ComparisonData
+        from onnxtrain.plugins.text.rows import holds_texts, is_json_lines
+
+        compared = _compares_rows(loss) and holds_texts(path)
+        rows = holds_texts(path) and (loss or "").partition("(")[0] == "next_token"
+        if rows or compared or is_json_lines(path):
+            reading = ("delimiter", "encoding", "decimal") if Path(path).suffix.lower() in CSV_SUFFIXES else ()
+            own = ("tokenizer", "max_length", "chat_template", *(() if compared else ("train_on", "pack")))
+            self.only(*own, *reading, kind="texts to compare" if compared else "chats or texts", path=path)
+            opened = CsvFile(path, self.delimiter, self.encoding, self.decimal) if reading else path
+            return (ComparisonData if compared else ChatData)(opened, **{name: getattr(self, name) for name in own})
+        return None
+
+
+def _compares_rows(loss: str | None) -> bool:
+    """Return whether a loss, as given, compares rows of texts."""
+    from onnxtrain.errors.spelling import ALIASES
+    from onnxtrain.losses import LOSSES
+    from onnxtrain.losses.groups import GroupLoss
+    from onnxtrain.operators.call_text import name_of
+
+    found = LOSSES.get(ALIASES.get(name_of(loss), name_of(loss)))
+    return found is not None and issubclass(found, GroupLoss)
+
+
+@Parameter(name="*", group=RESULTS)
+@dataclass(frozen=True)
+class SampleFlags(FitFlags):
+    """Samples of what a language model answers while it is trained."""
+
+    sample: Annotated[
+        list[str] | None,
+        Parameter(negative=(), metavar="PROMPT", help="Show what a language model answers to this. May be repeated."),
+    ] = None
+    sample_every: Annotated[
+        int | None, Parameter(metavar="STEPS", help="Steps between these samples.  [default: an epoch]")
+    ] = None
+    sample_tokens: Annotated[int | None, Parameter(help="Maximum tokens of a sample.  [default: 64]")] = None
+
+    def callbacks(self, reading: DataFlags, shown: Progress) -> list[Callback]:
+        """Return the callback that shows the samples, if there are prompts.
+
+        Raises:
+            OptionError: A setting is given without a prompt, or is not accepted.
+        """
+        if not self.sample:
+            for flag, value in (("--sample-every", self.sample_every), ("--sample-tokens", self.sample_tokens)):
+                if value is not None:
+                    raise OptionError(f"{flag} is for samples of text; give a prompt: --sample 'Who are you?'.")
+            return []
+        from onnxtrain.plugins.text.samples import Samples
+
+        template = reading.chat_template if isinstance(reading, TextFlags) else None
+        return [
+            Samples(
+                self.sample,
+                every=self.sample_every,
+                tokens=64 if self.sample_tokens is None else self.sample_tokens,
+                tokenizer=reading.tokenizer,
+                chat_template=template,
+                show=shown.note,
+            )
+        ]
