@@ -15,12 +15,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from losses.test_group_losses import CASES as GROUPS
-from losses.test_losses_by_batch import ELSEWHERE, made
 from onnx.reference import ReferenceEvaluator
 
 import onnxtrain
-from losses import detectors
 from losses.loss_rows import LOSS_ROWS
 from onnxtrain.errors import DataError
 from onnxtrain.graph import Builder
