@@ -10,7 +10,7 @@ import onnx
 
 
 class Row(NamedTuple):
-    """What tests of every loss need.
+    """Data of a loss for the tests that every loss has.
 
     Attributes:
         model: Returns a model whose output fits the loss.
