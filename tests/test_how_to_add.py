@@ -67,6 +67,7 @@ def copy(tmp_path: Path) -> Path:
         "distributed",
         "losses",
         "passes",
+        "plugins",
         "operators",
         "native",
         "training",
