@@ -17,17 +17,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The adapter of one layer: x W becomes x (W + scale A B).
-
-    Attributes:
-        a: A [inputs, rank]; [rank, inputs, *window] for a convolution.
-        b: B [rank, outputs]; [outputs, rank, 1, 1] for a convolution.
-        scale: Scale of A B.
-        magnitude: DoRA's norm of each column of the adapted weight [outputs].
-        gain: DoRA's magnitude / ‖W + scale A B‖ [outputs], in files without the weights W.
-        embedding: True for an embedding.
-        alias: The layer's name in the checkpoint, if it differs.
-    """
+    """The adapter of one layer: x W becomes x (W + scale A B)."""
 
     a: Array
     b: Array
@@ -73,12 +63,7 @@ class Entry:
 
 
 def concatenated(terms: Sequence[tuple[Entry, float]], scale: float) -> Entry:
-    """Return the adapter that adds the sum of factor x scale A B of several adapters of one layer: ranks add up.
-
-    Args:
-        terms: Adapters without magnitudes, each with its factor.
-        scale: Scale of the result.
-    """
+    """Return the adapter that adds the sum of factor x scale A B of several adapters of one layer: ranks add up."""
     first = terms[0][0]
     a = np.concatenate([entry.a for entry, _ in terms], axis=0 if first.is_convolution else 1)
     scaled = [entry.b * entry.b.dtype.type(factor * entry.scale / scale) for entry, factor in terms]
@@ -87,24 +72,7 @@ def concatenated(terms: Sequence[tuple[Entry, float]], scale: float) -> Entry:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """The adapters of a model's layers.
-
-    Attributes:
-        entries: Adapters of single layers by layer name.
-        rank: The usual rank; single layers may have another.
-        alpha: The usual alpha.
-        rslora: True if scales are alpha / sqrt(rank).
-        dropout: The dropout probability of their training.
-        base: The manifest's description of the base model; ``None`` without a manifest.
-        folded: True if B contains a scale that the file does not state.
-        tensors: Tensors that were trained in full beside the adapters, as those of a head: values of initializers, by
-            name.
-        of_modules: The same in a PEFT folder that was not fitted to a model yet: by names and in layouts of PyTorch.
-        trained: Names of the initializers among them, as onnxtrain writes them beside the folder; ``None`` if another
-            tool wrote it: all were trained.
-        aliases: Names of ``tensors`` in the PEFT folder that they were read from.
-        checkpoint: The PyTorch model that PEFT adds the adapter to.
-    """
+    """The adapters of a model's layers."""
 
     entries: Mapping[str, Entry]
     rank: int

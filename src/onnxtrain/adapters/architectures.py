@@ -34,17 +34,7 @@ _Rename = tuple[re.Pattern[str], str]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Names and values of an architecture's checkpoint.
-
-    Attributes:
-        kind: Its type in genai_config.json; "" if unknown.
-        renames: Further names: a pattern of the usual name, and the checkpoint's.
-        packed: Packed layers of the checkpoint: the module, and the layers in the model.
-        offset: Number that the builder adds to the weights of norms.
-        norms: Whether norms have parameters in the checkpoint.
-        known: Whether the names of the checkpoint are known.
-        built: Whether the model is the builder's.
-    """
+    """Names and values of an architecture's checkpoint."""
 
     kind: str = ""
     renames: tuple[_Rename, ...] = ()
@@ -56,13 +46,7 @@ class Architecture:
 
     @classmethod
     def of(cls, names: Iterable[str], folder: Path | None, checkpoint: Checkpoint) -> Architecture:
-        """Return the architecture of a model, by genai_config.json beside it or config.json of its checkpoint.
-
-        Args:
-            names: Names of its initializers.
-            folder: Its folder.
-            checkpoint: The PyTorch model that it was made from.
-        """
+        """Return the architecture of a model, by genai_config.json beside it or config.json of its checkpoint."""
         kind = _setting(folder, "genai_config.json", "model", "type")
         if not any(map(_FINAL_NORM.match, names)):
             own = _TABLE.get(kind, Architecture())

@@ -28,16 +28,7 @@ from onnxtrain.training.working_copy.adaptation import Adapted
 
 @dataclass(frozen=True)
 class Slot:
-    """One adapter in a graph: its layer, or a part of a packed layer.
-
-    Attributes:
-        layer: The layer.
-        part: The part; ``None`` for the whole layer.
-        scale: Scale of A B.
-        alias: Its name in the checkpoint, if it differs.
-        magnitude: True if it has DoRA magnitudes.
-        start: An adapter that is subtracted as a constant (PiSSA).
-    """
+    """One adapter in a graph: its layer, or a part of a packed layer."""
 
     layer: Layer
     part: Part | None
@@ -86,15 +77,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Attached(Adapted):
-    """The adapters of a working copy.
-
-    Attributes:
-        slots: Their slots in the graph.
-        settings: An adapter without entries, which holds the rank, alpha and other settings, and the first values of
-            tensors that were trained in full before.
-        resumed: Names of these tensors that are trained again.
-        lr_ratio: The learning rate of B and of magnitudes divided by that of A (LoRA+).
-    """
+    """The adapters of a working copy."""
 
     slots: tuple[Slot, ...]
     settings: Adapter
@@ -123,12 +106,7 @@ class Attached(Adapted):
         return {name: float(self.lr_ratio) for slot in slots for name in slot.names if name != slot.a}
 
     def adapter(self, values: Mapping[str, np.ndarray], file: ModelFile | None = None) -> Adapter:
-        """Return the adapters with their current values.
-
-        Args:
-            values: Current values by name: of the adapters, and of initializers that are trained in full.
-            file: The base model, for the manifest.
-        """
+        """Return the adapters with their current values."""
         entries = {slot.name: slot.entry(values) for slot in self.slots}
         base = None if file is None else describe_base(file, [slot.layer for slot in self.slots])
         full = {name: array for name, array in values.items() if name not in self.parameters}

@@ -33,12 +33,7 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The PyTorch model that an adapter belongs to.
-
-    Attributes:
-        base_model: Its folder, or its name on the Hugging Face Hub; "" if unknown.
-        task_type: PEFT's name of its task, such as ``SEQ_CLS``; "" if unknown.
-    """
+    """The PyTorch model that an adapter belongs to."""
 
     base_model: str = ""
     task_type: str = ""
@@ -64,12 +59,7 @@ class Checkpoint:
         return ".".join(path[: ends[0] + 1]) if ends else module
 
     def completed(self, folder: Path | None, base_model: str | os.PathLike[str] | None) -> Checkpoint:
-        """Return the checkpoint with what the user gives, and what ``config.json`` files say of the rest.
-
-        Args:
-            folder: The folder of the ONNX model; exporters write ``config.json`` there.
-            base_model: The user's name of the PyTorch model, if given.
-        """
+        """Return the checkpoint with what the user gives, and what ``config.json`` files say of the rest."""
         given = self if base_model is None else replace(self, base_model=os.fspath(base_model))
         for source in (Path(given.base_model) if given.base_model else None, folder):
             config = {} if source is None else _config(source)

@@ -101,16 +101,7 @@ def add_weighted(
 
 @dataclass(frozen=True)
 class _Read:
-    """Adapters with the names of one model.
-
-    Attributes:
-        adapters: The adapters.
-        base: The description of their model, if known.
-        dtypes: The element types of its layers, for an ``.onnx_adapter`` file.
-        checkpoint: The PyTorch model that PEFT adds their sum to.
-        in_checkpoint: Returns an adapter as one of the checkpoint.
-        in_modules: Returns an adapter's tensors that were trained in full, by names and in layouts of PyTorch.
-    """
+    """Adapters with the names of one model."""
 
     adapters: Sequence[Adapter]
     base: Mapping[str, Any] | None
@@ -121,11 +112,7 @@ class _Read:
 
 
 def _settings(labels: Sequence[str], read: _Read) -> Adapter:
-    """Return an adapter without entries that has the tensors that were trained in full, and the settings, of a sum.
-
-    Raises:
-        OptionError: Two adapters have different ones.
-    """
+    """Return an adapter without entries that has the tensors that were trained in full, and the settings, of a sum."""
     full = {label: {**one.tensors, **one.of_modules} for label, one in zip(labels, read.adapters, strict=True)}
     having = [label for label in labels if full[label]]
     chosen = read.adapters[labels.index(having[0])] if having else read.adapters[0]
@@ -155,11 +142,7 @@ def _settings(labels: Sequence[str], read: _Read) -> Adapter:
 
 
 def _checked_terms(adapters: Sequence[tuple[str | os.PathLike[str], float]]) -> list[tuple[str, float]]:
-    """Return the adapters' paths with their weights.
-
-    Raises:
-        OptionError: There is none, an element is no pair, or a weight is 0 or not finite.
-    """
+    """Return the adapters' paths with their weights."""
     found = []
     for term in adapters:
         if not isinstance(term, tuple | list) or len(term) != 2:
@@ -176,11 +159,7 @@ def _checked_terms(adapters: Sequence[tuple[str | os.PathLike[str], float]]) -> 
 
 
 def _read(paths: Sequence[str], output: Path, model: str | os.PathLike[str] | onnx.ModelProto | None) -> _Read:
-    """Read adapters with the names of one model.
-
-    Raises:
-        OptionError: ``model`` is needed.
-    """
+    """Read adapters with the names of one model."""
     files = [str(path).endswith(SUFFIX) for path in (*paths, output)]
     if model is not None:
         file = ModelFile.load(model)
@@ -224,11 +203,7 @@ def _checkpoint(adapters: Sequence[Adapter]) -> Checkpoint:
 
 
 def _common_base(paths: Sequence[str], bases: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """Return the description of the adapters' model; ``None`` where an adapter has none.
-
-    Raises:
-        ModelError: They describe different models.
-    """
+    """Return the description of the adapters' model; ``None`` where an adapter has none."""
     known = [(path, base) for path, base in zip(paths, bases, strict=True) if base is not None]
     weights: dict[str, Any] = {}
     for path, base in known:
@@ -271,10 +246,7 @@ def _linear(terms: Sequence[Term]) -> Entry:
 
 
 def _truncated(entry: Entry, rank: int) -> Entry:
-    """Return the best approximation of A B with a smaller rank.
-
-    With the QR decompositions A = Q R and Bᵀ = P S, the singular values of A B are those of the small R Sᵀ.
-    """
+    """Return the best approximation of A B with a smaller rank."""
     if entry.rank <= rank:
         return entry
     a, b = entry.a.astype(np.float64), entry.b.astype(np.float64)

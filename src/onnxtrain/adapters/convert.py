@@ -193,11 +193,7 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
 
 
 def fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[LayerPart], tuple[ir.Graph, list[Layer]]]:
-    """Read an adapter and match it to a model; returns the model's graph and layers, too.
-
-    Raises:
-        ModelError: It cannot be read, or belongs to another model.
-    """
+    """Read an adapter and match it to a model; returns the model's graph and layers, too."""
     model = infer_shapes(file.training_model())
     layers = find_layers(model)
     found, layer_parts = fit(read_adapter(path), model.graph, layers, str(path), file.folder)

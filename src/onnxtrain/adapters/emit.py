@@ -20,15 +20,7 @@ _INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 
 
 @dataclass(frozen=True)
 class Pair:
-    """Graph values of the matrices of a layer, or of a part of a packed layer.
-
-    Attributes:
-        a: A [inputs, rank]; [rank, inputs, *window] for a convolution.
-        b: B [rank, outputs]; [outputs, rank, 1, 1] for a convolution.
-        scale: Scale of A B.
-        part: The part; ``None`` for the whole layer.
-        gain: Scale of each column of the adapted weight [outputs]; ``None`` without DoRA.
-    """
+    """Graph values of the matrices of a layer, or of a part of a packed layer."""
 
     a: Value
     b: Value
@@ -46,12 +38,7 @@ class Dropout:
 
 
 class Emitter:
-    """Writes the adapters of layers into a graph.
-
-    Args:
-        graph: The graph.
-        opset: The opset version of its default domain.
-    """
+    """Writes the adapters of layers into a graph."""
 
     def __init__(self, graph: ir.Graph, opset: int) -> None:
         self.graph = graph
@@ -134,11 +121,7 @@ class Emitter:
 
 
 def column_norms(op: Builder, layer: Layer, pair: Pair, squares: Value) -> Value:
-    """Emit the column norms ‖W + scale A B‖ [outputs], which are constants for the gradient.
-
-    With a column d = A b, its scale in b, ‖w + d‖² = ‖w‖² + 2 w·d + ‖d‖². The squares ‖w‖² are given; w·d = (Aᵀw)·b and
-    ‖d‖² = bᵀ(AᵀA)b need no matrix of W's size. The layer's own operator computes AᵀW.
-    """
+    """Emit the column norms ‖W + scale A B‖ [outputs], which are constants for the gradient."""
     a, b = stopped(op, pair.a), stopped(op, _scaled(pair))
     if layer.is_convolution:
         rank = a.shape[0] if a.shape is not None else None

@@ -36,12 +36,7 @@ A, B, GAIN = ".lora_A.weight", ".lora_B.weight", ".lora_gain"
 
 @dataclass(frozen=True)
 class Tensors:
-    """Contents of an ``.onnx_adapter`` file.
-
-    Attributes:
-        arrays: Its tensors by name.
-        manifest: The manifest; empty without one.
-    """
+    """Contents of an ``.onnx_adapter`` file."""
 
     arrays: Mapping[str, Array]
     manifest: Mapping[str, Any]
@@ -53,11 +48,7 @@ def is_adapter_path(path: Path) -> bool:
 
 
 def check_adapter_path(path: Path) -> None:
-    """Check before training that an adapter can be written: a file with its manifest, or a PEFT folder.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
+    """Check before training that an adapter can be written: a file with its manifest, or a PEFT folder."""
     if path.suffix == SUFFIX:
         for file in (path, _manifest_path(path)):
             check_writable(file)
@@ -70,24 +61,13 @@ def check_adapter_path(path: Path) -> None:
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
-    """Read an adapter from its file or folder.
-
-    DoRA's gains stay gains: :func:`~onnxtrain.adapters.fitting.fit` converts them to magnitudes, which needs the
-    weights.
-
-    Raises:
-        ModelError: The path holds no valid adapter.
-    """
+    """Read an adapter from its file or folder."""
     path = Path(path)
     return peft.read_folder(path) if path.is_dir() else _adapter_of(str(path), read_tensors(path))
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Read the tensors and the manifest of an ``.onnx_adapter`` file.
-
-    Raises:
-        ModelError: It cannot be read.
-    """
+    """Read the tensors and the manifest of an ``.onnx_adapter`` file."""
     import onnxruntime
 
     try:
@@ -121,18 +101,7 @@ def write_adapter(
     gains: Mapping[str, Array],
     in_modules: Callable[[], Mapping[str, Array]] = dict,
 ) -> None:
-    """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a PEFT folder.
-
-    Args:
-        path: The file or the folder.
-        adapter: The adapter.
-        dtypes: The element type of each layer, for the tensors of an ``.onnx_adapter`` file.
-        gains: DoRA's magnitudes over norms, by layer.
-        in_modules: Returns the tensors that were trained in full by names and in layouts of PyTorch, for a PEFT folder.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
+    """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a PEFT folder."""
     if path.suffix != SUFFIX:
         peft.write_folder(path, adapter, in_modules())
         return
@@ -211,11 +180,7 @@ def _manifest_path(path: Path) -> Path:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Read the manifest beside an adapter; return an empty one if there is no file.
-
-    Raises:
-        ModelError: It cannot be read, or is no JSON object.
-    """
+    """Read the manifest beside an adapter; return an empty one if there is no file."""
     try:
         found = read_json(path)
     except FileNotFoundError:

@@ -114,11 +114,7 @@ def _shown(sizes: Sequence[int]) -> str:
 
 
 def chosen_layers(layers: Sequence[Layer], layer_parts: Sequence[LayerPart], label: str) -> list[Layer]:
-    """Return the layers of ``layer_parts`` in the model's order, packed ones with these parts only.
-
-    Raises:
-        ModelError: A packed layer has an adapter beside the adapter of one of its parts.
-    """
+    """Return the layers of ``layer_parts`` in the model's order, packed ones with these parts only."""
     found = []
     for layer in layers:
         parts = [part for other, part in layer_parts if other is layer]

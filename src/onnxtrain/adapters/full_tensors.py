@@ -33,16 +33,7 @@ _BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
 
 @dataclass(frozen=True)
 class ModuleTensor:
-    """A tensor of a PyTorch module, and the initializer that holds it.
-
-    Attributes:
-        names: Its names; a PEFT folder gets the first.
-        initializer: The initializer.
-        view: The value that the layer reads: the initializer, or a Transpose or Cast of it.
-        transposed: True if the layer's weight is [inputs, outputs]; PyTorch's is [outputs, inputs].
-        kind: The operator of its layer.
-        offset: The number by which the initializer is larger than the tensor.
-    """
+    """A tensor of a PyTorch module, and the initializer that holds it."""
 
     names: tuple[str, ...]
     initializer: ir.Value
@@ -82,11 +73,7 @@ class ModuleTensor:
         return found.T if self.transposed else found.reshape(-1) if self._is_bias else found
 
     def in_model(self, array: Array, label: str) -> Array:
-        """Convert a value from PyTorch's layout to a value of the initializer.
-
-        Raises:
-            ModelError: It has another shape.
-        """
+        """Convert a value from PyTorch's layout to a value of the initializer."""
         shape = tuple(int(size) for size in dimensions(self.view) or () if isinstance(size, int))
         wanted = shape[::-1] if self.transposed else (int(np.prod(shape)),) if self._is_bias else shape
         if array.shape != wanted:
@@ -185,16 +172,6 @@ def for_peft(
 
     PEFT loads whole modules, so that the other tensors of their modules are added with the values of the model, as are
     the heads that PEFT's class of the task always saves.
-
-    Args:
-        adapter: The adapter, fitted to the model.
-        graph: The model's main graph.
-        layers: The layers of the model.
-        architecture: The architecture of the model.
-        label: Name of the adapter in errors.
-
-    Raises:
-        ModelError: A tensor belongs to no known module, or the names of the checkpoint are not known.
     """
     architecture.check_known(label)
     if not adapter.tensors and not adapter.checkpoint.task_type:
@@ -317,18 +294,7 @@ def _in_wrapper(name: str, wrapped: Collection[str]) -> str:
 def fit_tensors(
     adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], architecture: Architecture, label: str
 ) -> Adapter:
-    """Return the adapter with the tensors that were trained in full as values of the model's initializers.
-
-    Args:
-        adapter: The adapter as read.
-        graph: The model's main graph.
-        layers: The layers of the model.
-        architecture: The architecture of the model.
-        label: Name of the adapter in errors.
-
-    Raises:
-        ModelError: A tensor has no initializer, or one of another shape or type.
-    """
+    """Return the adapter with the tensors that were trained in full as values of the model's initializers."""
     if not adapter.tensors and not adapter.of_modules:
         return adapter
     tensors, aliases = dict(adapter.tensors), dict(adapter.aliases)

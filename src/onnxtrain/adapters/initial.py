@@ -41,20 +41,12 @@ def random_entry(
 
 
 def principal_entry(layer: Layer, part: Part | None, rank: int, scale: float) -> Entry:
-    """Return the adapter of a weight's largest singular values: scale A B is its best approximation of this rank.
-
-    Raises:
-        OptionError: The rank is above the weight's.
-    """
+    """Return the adapter of a weight's largest singular values: scale A B is its best approximation of this rank."""
     return _entry_of(layer, part, columns_of(layer, part, matrix(layer)), rank, scale)
 
 
 class Residuals:
-    """Errors of quantization by layer: the original weight minus the quantized one.
-
-    Args:
-        original: The float model that the quantized one was made from.
-    """
+    """Errors of quantization by layer: the original weight minus the quantized one."""
 
     def __init__(self, original: str | os.PathLike[str]) -> None:
         self._label = str(original)
@@ -66,11 +58,7 @@ class Residuals:
                 self._layer_parts.setdefault(part.name, (layer, part))
 
     def entry(self, layer: Layer, part: Part | None, rank: int, scale: float) -> Entry | None:
-        """Return the best adapter of this rank for a layer's residual; ``None`` for a layer that is not quantized.
-
-        Raises:
-            OptionError: The original model has no layer of this name and size, or the rank is above the weight's.
-        """
+        """Return the best adapter of this rank for a layer's residual; ``None`` for a layer that is not quantized."""
         if not is_quantized(layer):
             return None
         weight = columns_of(layer, part, matrix(layer))

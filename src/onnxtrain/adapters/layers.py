@@ -54,13 +54,7 @@ _BEHIND_THE_HEAD = frozenset({"Identity", "Cast", "Reshape", "Softmax", "LogSoft
 
 @dataclass(frozen=True)
 class Part:
-    """A layer of the checkpoint that an exporter packed with others into one linear layer.
-
-    Attributes:
-        name: Its name.
-        start: Its first column in the packed weight.
-        size: Its number of columns.
-    """
+    """A layer of the checkpoint that an exporter packed with others into one linear layer."""
 
     name: str
     start: int
@@ -127,11 +121,7 @@ LayerPart = tuple[Layer, Part | None]
 
 
 def find_layers(model: ir.Model) -> list[Layer]:
-    """Return the layers of a model's main graph that can have an adapter, in the order of their nodes.
-
-    Args:
-        model: A copy with types and shapes.
-    """
+    """Return the layers of a model's main graph that can have an adapter, in the order of their nodes."""
     found = []
     for node in model.graph:
         kind = _KINDS.get((node.domain, node.op_type))
@@ -142,10 +132,7 @@ def find_layers(model: ir.Model) -> list[Layer]:
 
 
 def _with_own_names(layers: list[Layer]) -> list[Layer]:
-    """Make first names unique: of layers that share a weight, the one whose node is called like it keeps its name.
-
-    Else the first keeps it. The others get their next free name, or a number.
-    """
+    """Make first names unique: of layers that share a weight, the one whose node is called like it keeps its name."""
     owners: dict[str, Layer] = {}
     for layer in layers:
         if layer.name not in owners or (_is_named_by_node(layer) and not _is_named_by_node(owners[layer.name])):
@@ -180,16 +167,7 @@ def _is_named_by_node(layer: Layer) -> bool:
 
 
 def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output: ir.Value | None) -> list[Layer]:
-    """Return the layers that match targets, packed ones with the matching parts only.
-
-    Args:
-        layers: All layers.
-        targets: Glob patterns, "all-linear" or "auto".
-        output: The model's output; "all-linear" excludes the linear layer that computes it.
-
-    Raises:
-        OptionError: A pattern matches no layer.
-    """
+    """Return the layers that match targets, packed ones with the matching parts only."""
     patterns = [targets] if isinstance(targets, str) else list(targets)
     if AUTO in patterns:
         if len(patterns) > 1:
@@ -215,11 +193,7 @@ def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output:
 
 
 def _usual(layers: Sequence[Layer], output: ir.Value | None) -> list[Layer]:
-    """Return the layers that "auto" selects.
-
-    Raises:
-        OptionError: The model has neither a linear layer besides the output layer nor a convolution.
-    """
+    """Return the layers that "auto" selects."""
     linear = [layer for layer in layers if _chosen(layer, ALL_LINEAR, output) is not None]
     projections = _named(linear, _PROJECTIONS)
     if projections:
@@ -468,11 +442,7 @@ def _last(value: ir.Value) -> int:
 
 
 def refuse_magnitudes(layers: Sequence[Layer]) -> None:
-    """Refuse DoRA for layers whose weight has no column norms.
-
-    Raises:
-        OptionError: A layer is an embedding, or quantizes its input dynamically.
-    """
+    """Refuse DoRA for layers whose weight has no column norms."""
     for layer in layers:
         if layer.kind in ("Gather", "MatMulInteger", "DynamicQuantizeMatMul"):
             raise OptionError(

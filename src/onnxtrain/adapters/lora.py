@@ -196,11 +196,7 @@ class Lora(Adaptation):
         return Adapter({}, 2 * self.rank, self.alpha * (math.sqrt(2) if self.rslora else 2), self.rslora, self.dropout)
 
     def _pattern(self, option: str) -> dict[str, Any]:
-        """Copy a mapping of patterns to values.
-
-        Raises:
-            OptionError: It is no mapping, or ``adapter`` is given, which determines these values.
-        """
+        """Copy a mapping of patterns to values."""
         given = getattr(self, option)
         if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
             raise OptionError(f"{option} of Lora is {given!r}; it maps patterns of layers to numbers.")
@@ -210,11 +206,7 @@ class Lora(Adaptation):
         return dict(given)
 
     def _check_patterns(self, chosen: Sequence[Layer]) -> None:
-        """Check that each pattern of ranks and alphas matches an adapted layer.
-
-        Raises:
-            OptionError: One matches none.
-        """
+        """Check that each pattern of ranks and alphas matches an adapted layer."""
         names = [_names(layer, part) for layer in chosen for part in layer.parts or (None,)]
         for option in ("rank_pattern", "alpha_pattern"):
             for pattern in getattr(self, option):
@@ -291,11 +283,7 @@ def _in_types_of(file: ModelFile, arrays: Mapping[str, Array]) -> dict[str, Arra
 
 
 def _assigned(graph: ir.Graph, file: ModelFile, adapter: Adapter, label: str) -> tuple[str, ...]:
-    """Assign an adapter's values to initializers of a working copy, in place; return the names of trainable ones.
-
-    Raises:
-        OptionError: A tied tensor has other values than the one that it is tied to.
-    """
+    """Assign an adapter's values to initializers of a working copy, in place; return the names of trainable ones."""
     _check_tied(graph, set(file.names()), adapter, label)
     found = []
     for name, array in adapter.tensors.items():
@@ -342,11 +330,7 @@ def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry, start: Ent
 
 
 def _parameter(op: Builder, name: str, array: npt.NDArray[np.generic]) -> Value:
-    """Add an initializer to the main graph.
-
-    Raises:
-        OptionError: The name is taken.
-    """
+    """Add an initializer to the main graph."""
     graph = op.graph
     if name in graph.initializers or any(value.name == name for value in graph.inputs):
         raise OptionError(

@@ -18,17 +18,7 @@ def describe_base(file: ModelFile, layers: Iterable[Layer]) -> dict[str, Any]:
 
 
 def check_base(base: Mapping[str, Any] | None, file: ModelFile, layers: Iterable[Layer], adapter: str) -> None:
-    """Check that an adapter belongs to a model; an adapter without a manifest passes.
-
-    Args:
-        base: The manifest's description of the base model; ``None`` without a manifest.
-        file: The model.
-        layers: The adapted layers.
-        adapter: Name of the adapter in errors.
-
-    Raises:
-        ModelError: It was made for another model.
-    """
+    """Check that an adapter belongs to a model; an adapter without a manifest passes."""
     if base is None:
         return
     advice = "give the model that it was trained on"

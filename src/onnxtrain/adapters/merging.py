@@ -51,19 +51,7 @@ MOST_LOST = 0.5
 def merged_weights(
     adapted: Sequence[Adapted], *, requantize: bool = False, costs: dict[str, Cost] | None = None
 ) -> MadeArrays:
-    """Return the merged weights, each computed at its first access.
-
-    Args:
-        adapted: The layers with their adapters.
-        requantize: Quantize merged weights again, with new scales, instead of refusing quantized ones.
-        costs: Receives the rounding error of each requantized weight, by name, when it is computed.
-
-    Returns:
-        New values by initializer name.
-
-    Raises:
-        OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
-    """
+    """Return the merged weights, each computed at its first access."""
     layers = {id(layer.node): layer for layer, _, _ in adapted}
     for layer in layers.values():
         check_mergeable(layer, requantize=requantize)
@@ -75,13 +63,7 @@ def merged_weights(
 
 
 class _Merged:
-    """The initializers of a layer with its adapters merged into them, which are computed when the first is taken.
-
-    Args:
-        layer: The layer.
-        parts: The adapters of its parts, or one of the whole layer with ``None``.
-        costs: Receives the rounding error of a quantized weight.
-    """
+    """The initializers of a layer with its adapters merged into them, which are computed when the first is taken."""
 
     def __init__(self, layer: Layer, parts: Sequence[tuple[Part | None, Entry]], costs: dict[str, Cost] | None) -> None:
         self._layer, self._parts, self._costs = layer, parts, costs
@@ -156,12 +138,7 @@ def is_quantized(layer: Layer) -> bool:
 
 
 def check_mergeable(layer: Layer, *, requantize: bool) -> None:
-    """Check that an adapter can be merged into a layer's weight.
-
-    Raises:
-        OptionError: The weight is quantized and ``requantize`` is false, the layer quantizes its input dynamically, or
-            several nodes read the weight.
-    """
+    """Check that an adapter can be merged into a layer's weight."""
     name = str(layer.weight.name)
     if is_quantized(layer) and not requantize:
         raise OptionError(

@@ -16,9 +16,6 @@ from onnxtrain.parameters.readers import Functions
 def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:
     """Return the names of a layer; the first is the name of its adapter.
 
-    Names come from the weight, from the module path in the exported program, and from the node, in this order. The
-    checkpoint's name, if the model family has another one, precedes each.
-
     Example:
         >>> weight, x = ir.Value(name="model.layers.0.attn.q_proj.MatMul.weight"), ir.Value(name="x")
         >>> layer_names(weight, ir.Node("", "MatMul", [x, weight], name="/model/layers.0/attn/q_proj/MatMul"))
@@ -45,8 +42,6 @@ def name_of_node(node: ir.Node) -> str:
 
 def matches(pattern: str, names: Iterable[str]) -> bool:
     """Return whether a pattern matches one of a layer's names.
-
-    A pattern without wildcards also matches the end of a path.
 
     Example:
         >>> [matches(pattern, ["a.b.q_proj"]) for pattern in ("*.{q,v}_proj", "q_proj", "proj", "a.*.k_proj")]

@@ -34,16 +34,7 @@ class Packed:
 
 
 def in_checkpoint(adapter: Adapter, layers: Sequence[Layer], architecture: Architecture) -> Adapter:
-    """Return an adapter of a model as one of its checkpoint, for PEFT.
-
-    The adapters of packed layers become one: their A side by side, and their B in blocks; adapters with a common A, as
-    they are read from PEFT, keep it.
-
-    Args:
-        adapter: The adapter.
-        layers: The layers of the model.
-        architecture: The architecture of the model.
-    """
+    """Return an adapter of a model as one of its checkpoint, for PEFT."""
     entries = dict(adapter.entries)
     for packed in _packed(layers, architecture):
         if any(name in entries for name in packed.parts):

@@ -49,11 +49,7 @@ _EMBEDDING_ENDS = (".lora_embedding_A", ".lora_embedding_B")
 
 
 def read_folder(folder: Path) -> Adapter:
-    """Read the adapter of a PEFT folder.
-
-    Raises:
-        ModelError: The folder has no adapter, or not a LoRA or DoRA adapter.
-    """
+    """Read the adapter of a PEFT folder."""
     config = _config(folder)
     tensors = _tensors(folder)
     found: dict[str, dict[str, Array]] = {}
@@ -101,11 +97,7 @@ def read_folder(folder: Path) -> Adapter:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Return the adapter's settings.
-
-    Raises:
-        ModelError: The file is missing or damaged, the adapter is not LoRA, or PEFT changed its base model's weights.
-    """
+    """Return the adapter's settings."""
     path = folder / CONFIG
     try:
         config = read_json(path)
@@ -158,11 +150,7 @@ def _reason(error: Exception) -> str:
 
 
 def _patterns(config: Mapping[str, Any], option: str, label: str) -> dict[re.Pattern[str], tuple[str, Any]]:
-    """Compile the patterns of ``rank_pattern`` or ``alpha_pattern``: regular expressions for ends of paths.
-
-    Raises:
-        ModelError: A pattern is no regular expression, or repeats a repetition, which may take forever to match.
-    """
+    """Compile the patterns of ``rank_pattern`` or ``alpha_pattern``: regular expressions for ends of paths."""
     found = {}
     for pattern, value in mapping_in(config.get(option), option, label).items():
         if _NESTED.search(pattern):
@@ -194,16 +182,7 @@ def _entry(label: str, layer: str, parts: Mapping[str, Array], scale: float) -> 
 
 
 def write_folder(folder: Path, adapter: Adapter, full: Mapping[str, Array]) -> None:
-    """Write an adapter as a PEFT folder.
-
-    Args:
-        folder: The folder.
-        adapter: The adapter.
-        full: Tensors that were trained in full, by names and in layouts of PyTorch.
-
-    Raises:
-        ModelError: It cannot be written.
-    """
+    """Write an adapter as a PEFT folder."""
     from safetensors.numpy import save
 
     tensors: dict[str, Array] = {}

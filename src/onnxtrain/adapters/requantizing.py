@@ -22,17 +22,7 @@ _SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Grid:
-    """The values (n - zero) scale with low <= n <= high that a group of weights can take.
-
-    Attributes:
-        scales: Scales [..., 1], one per group.
-        zeros: Zero points [..., 1].
-        low: The smallest integer.
-        high: The largest one.
-        symmetric: True if zero points are fixed.
-        signed: True if scales may be negative.
-        dtype: The stored type of scales.
-    """
+    """The values (n - zero) scale with low <= n <= high that a group of weights can take."""
 
     scales: Array
     zeros: Array
@@ -53,12 +43,7 @@ class Grid:
         return np.asarray((numbers - self.zeros) * self.scales)
 
     def fitted(self, weights: Array) -> Grid:
-        """Return the grid of smallest squared error for groups of weights [..., size] among candidates and this one.
-
-        The candidates cover 0.7 to 1.1 of each group's range; from each, rounding alternates with the scale of least
-        squares, s = Σ w n / Σ n², where n are the integers less the zero point. No group gets a larger error than with
-        the present grid.
-        """
+        """Return the grid of smallest squared error for groups of weights [..., size] among candidates and this one."""
         best = self
         error = _squared(weights - self.values(self.rounded(weights)))
         for candidate in self._candidates(weights):
@@ -105,13 +90,7 @@ def _squared(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class Requantized:
-    """A weight that was quantized again.
-
-    Attributes:
-        numbers: Its integers, for a MatMulNBits node packed as its initializer, else in the shape of the weight.
-        parameters: New scales and zero points by initializer name.
-        error: The norm of the difference from the exact weight.
-    """
+    """A weight that was quantized again."""
 
     numbers: Array
     parameters: Mapping[str, Array]
@@ -123,10 +102,6 @@ def requantized(node: ir.Node, weight: Array) -> Requantized:
 
     Scales and zero points are recomputed if they are initializers that nothing else reads. Zero points are kept if all
     are in the middle of the range.
-
-    Args:
-        node: The node.
-        weight: The new weight: [inputs, outputs] for MatMulNBits, of the shape of the output for DequantizeLinear.
     """
     if node.op_type == "MatMulNBits":
         return _for_bits(node, weight)

@@ -22,12 +22,7 @@ from onnxtrain.model_file.file import ModelFile
 
 
 def rewritten(file: ModelFile, edit: Callable[[ir.Model, list[Layer]], None]) -> ModelFile:
-    """Return a file with a changed graph; values that the file did not declare stay undeclared.
-
-    Args:
-        file: The model.
-        edit: Changes the model, with shapes, in place; it also receives the layers that can have adapters.
-    """
+    """Return a file with a changed graph; values that the file did not declare stay undeclared."""
     file = file.dense()
     working = ir.from_proto(file.whole())
     graph = working.graph
@@ -46,16 +41,7 @@ def _computed(graph: ir.Graph) -> list[ir.Value]:
 
 
 def with_adapters(file: ModelFile, entries: Mapping[str, Entry], names: Collection[str]) -> ModelFile:
-    """Return a file in which some layers have their adapters beside them, as initializers and nodes.
-
-    Args:
-        file: The model.
-        entries: Adapters by the name of their layer, or of the part of a packed layer.
-        names: The names of the layers.
-
-    Raises:
-        OptionError: The model has adapters already.
-    """
+    """Return a file in which some layers have their adapters beside them, as initializers and nodes."""
 
     def edit(working: ir.Model, layers: list[Layer]) -> None:
         emitter = Emitter(working.graph, working.graph.opset_imports[""])

@@ -104,15 +104,7 @@ def add_slots(
 def _layers_of(
     paths: Sequence[AdapterPath], file: ModelFile, graph: ir.Graph, layers: Sequence[Layer]
 ) -> tuple[list[Layer], set[str]]:
-    """Return the layers that adapters are of, and the names of those with magnitudes.
-
-    Tensors that were trained in full become inputs of the graph.
-
-    Raises:
-        ModelError: An adapter cannot be read or belongs to another model; one is of a packed layer and another of a
-            part of it.
-        OptionError: A tensor that was trained in full cannot become an input.
-    """
+    """Return the layers that adapters are of, and the names of those with magnitudes."""
     found: dict[str, LayerPart] = {}
     full: dict[str, None] = {}
     magnitudes = set[str]()
@@ -132,11 +124,7 @@ def _layers_of(
 
 
 def _checked(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:
-    """Check that the tensors trained in full beside an adapter can become inputs of a model; return the adapter.
-
-    Raises:
-        OptionError: One is not an initializer of the main graph.
-    """
+    """Check that the tensors trained in full beside an adapter can become inputs of a model; return the adapter."""
     for name in adapter.tensors:
         if name not in graph.initializers:
             raise OptionError(
@@ -160,11 +148,7 @@ def _slot(op: Builder, layer: Layer, part: Part | None, name: str, rank: str, *,
 
 
 def _input(op: Builder, name: str, shape: tuple[int | str, ...], dtype: ir.DataType) -> Value:
-    """Add an optional input; its default is empty if an axis is symbolic, and ones otherwise.
-
-    Raises:
-        OptionError: The name is taken.
-    """
+    """Add an optional input; its default is empty if an axis is symbolic, and ones otherwise."""
     graph = op.graph
     if name in graph.initializers or any(value.name == name for value in graph.inputs):
         raise OptionError(f"The model has a tensor {name!r} already, so that it has slots; give the model without.")

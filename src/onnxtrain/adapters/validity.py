@@ -17,22 +17,14 @@ _LARGEST_SCALE = 1e30
 
 
 def rank_in(value: Any, name: str, label: str) -> int:
-    """Check a rank in a file.
-
-    Raises:
-        ModelError: It is not an integer of at least 1.
-    """
+    """Check a rank in a file."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_RANK:
         raise ModelError(f"{label!r} has {name!r} = {_shown(value)}; a rank is an integer of at least 1.")
     return value
 
 
 def number_in(value: Any, name: str, label: str, *, least: float | None = None, below: float | None = None) -> float:
-    """Check a number in a file: finite, and within the bounds ``least`` and ``below`` if given.
-
-    Raises:
-        ModelError: It is no such number.
-    """
+    """Check a number in a file: finite, and within the bounds ``least`` and ``below`` if given."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = number and abs(value) <= _LARGEST_SCALE and math.isfinite(value)  # false for NaN
     if not fits or (least is not None and value < least) or (below is not None and value >= below):
@@ -43,44 +35,28 @@ def number_in(value: Any, name: str, label: str, *, least: float | None = None, 
 
 
 def flag_in(value: Any, name: str, label: str) -> bool:
-    """Check a Boolean in a file; ``None`` is false.
-
-    Raises:
-        ModelError: It is neither true nor false.
-    """
+    """Check a Boolean in a file; ``None`` is false."""
     if value is not None and not isinstance(value, bool):
         raise ModelError(f"{label!r} has {name!r} = {_shown(value)}; it needs true or false.")
     return bool(value)
 
 
 def text_in(value: Any, name: str, label: str) -> str:
-    """Check a text in a file; ``None`` is empty.
-
-    Raises:
-        ModelError: It is no text.
-    """
+    """Check a text in a file; ``None`` is empty."""
     if value is not None and not isinstance(value, str):
         raise ModelError(f"{label!r} has {name!r} = {_shown(value)}; it needs a text.")
     return value or ""
 
 
 def mapping_in(value: Any, name: str, label: str) -> Mapping[str, Any]:
-    """Check a mapping in a file; ``None`` is an empty one.
-
-    Raises:
-        ModelError: It is no mapping.
-    """
+    """Check a mapping in a file; ``None`` is an empty one."""
     if value is not None and not isinstance(value, Mapping):
         raise ModelError(f"{label!r} has {name!r} = {_shown(value)}; it needs an object.")
     return value or {}
 
 
 def checked(adapter: Adapter, label: str) -> Adapter:
-    """Validate an adapter and return it.
-
-    Raises:
-        ModelError: A layer's A and B have different ranks or no elements, its scale is 0, or a value is not finite.
-    """
+    """Validate an adapter and return it."""
     for name, entry in adapter.entries.items():
         _check_shapes(name, entry, label)
         number_in(entry.scale, f"the scale of {name}", label)

@@ -16,11 +16,7 @@ _BELOW_BYTE = {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.
 
 
 def matrix(layer: Layer) -> Array:
-    """Return the dense weight of a layer in float32 or wider: [inputs, outputs]; [outputs, ...] for a convolution.
-
-    Raises:
-        OptionError: The layer quantizes its input dynamically.
-    """
+    """Return the dense weight of a layer in float32 or wider: [inputs, outputs]; [outputs, ...] for a convolution."""
     if layer.kind == "MatMulNBits":
         return of_bits(layer.node)
     if layer.kind in ("MatMulInteger", "DynamicQuantizeMatMul"):
@@ -36,11 +32,7 @@ LEAST_NORM: Final = 1e-12
 
 
 def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
-    """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given.
-
-    Columns of zeros, as of padding in a head that is tied to an embedding, have the norm `LEAST_NORM`: magnitudes are
-    divided by norms.
-    """
+    """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given."""
     weight = columns_of(layer, part, matrix(layer)).astype(np.float64)
     if entry is not None:
         weight = weight + entry.delta()
@@ -86,10 +78,7 @@ def dequantized(node: ir.Node, array: Array) -> Array:
 
 
 def spread(node: ir.Node, input_index: int, array: Array) -> Array | None:
-    """Return the scales or zero points of a DequantizeLinear node in a shape that broadcasts to the array.
-
-    They are per tensor, per index of an axis, or per block of an axis; ``None`` if the node lacks the input.
-    """
+    """Return the scales or zero points of a DequantizeLinear node in a shape that broadcasts to the array."""
     value = node.inputs[input_index] if input_index < len(node.inputs) else None
     if value is None:
         return None

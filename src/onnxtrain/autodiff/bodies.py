@@ -14,11 +14,7 @@ from onnxtrain.graph.value import constant_tensor
 
 
 def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
-    """Copy the nodes of a body into another; ``values`` holds substitutes for its inputs. Returns its outputs.
-
-    Raises:
-        GradientError: A node samples random numbers, which would differ in the copy.
-    """
+    """Copy the nodes of a body into another; ``values`` holds substitutes for its inputs. Returns its outputs."""
     for inner in graph:
         if is_random(inner):
             raise GradientError(

@@ -44,12 +44,7 @@ class Backward:
 
 
 class Engine:
-    """Differentiates values of one graph.
-
-    Args:
-        forward: The graph; functions on the way from x to y are expanded in it, gradients appended to it.
-        op: Emits the gradients; by default at the end of the graph.
-    """
+    """Differentiates values of one graph."""
 
     def __init__(self, forward: Forward, op: Builder | None = None) -> None:
         self.forward = forward
@@ -57,14 +52,7 @@ class Engine:
         self.backward = Backward()
 
     def gradients(self, y: ir.Value, xs: Sequence[ir.Value], fixed: Sequence[ir.Value] = ()) -> list[ir.Value]:
-        """Append the nodes that compute dy/dx for every x; y is seeded with ones.
-
-        Returns:
-            One value per x, of its type and shape; zeros where y does not depend on it.
-
-        Raises:
-            GradientError: Operators on the way have no rule (all are listed), y or an x is not floating.
-        """
+        """Append the nodes that compute dy/dx for every x; y is seeded with ones."""
         for value in (y, *xs):
             if not is_float(value):
                 kind = "of unknown type" if value.dtype is None else value.dtype.name.lower()
@@ -75,19 +63,7 @@ class Engine:
         return [(self.op.zeros_like(x) if dx is None else dx).ir for x, dx in zip(current, found, strict=True)]
 
     def pull_back(self, seeds: Seeds, xs: Sequence[ir.Value], fixed: Sequence[ir.Value] = ()) -> list[Value | None]:
-        """Append the nodes that carry gradients with respect to several values back to the xs.
-
-        Args:
-            seeds: Pairs of a value and the gradient that arrives at it.
-            xs: The independent variables; in the body of an operator also values that it captures.
-            fixed: Values that are held constant.
-
-        Returns:
-            One gradient per x, ``None`` where no value depends on it.
-
-        Raises:
-            GradientError: Operators on the way have no rule (all are listed).
-        """
+        """Append the nodes that carry gradients with respect to several values back to the xs."""
         path, missing = expand_functions(self.forward, Route(tuple(y for y, _ in seeds), tuple(xs), tuple(fixed)))
         if missing:
             raise GradientError(missing_rules_message(missing, self.forward.opsets))
@@ -199,16 +175,7 @@ Dys = list[Value | None]
 
 
 def seen_as_floating(node: Node, wanted: Collection[ir.Value], dys: Dys, opsets: Mapping[str, int]) -> tuple[Node, Dys]:
-    """Cast the quantized inputs and outputs of a node that need a gradient to floats, so that its rule applies.
-
-    Indices, sizes and axes stay integers. A node without such quantized values is returned unchanged.
-
-    Args:
-        node: The node as its rule sees it.
-        wanted: The values whose gradients are needed.
-        dys: The gradients of the outputs; their type is the type of the floats.
-        opsets: Versions of the domains.
-    """
+    """Cast the quantized inputs and outputs of a node that need a gradient to floats, so that its rule applies."""
     dtype = next((dy.dtype for dy in dys if dy is not None), None)
     carries = [
         value is not None

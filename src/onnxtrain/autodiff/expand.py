@@ -26,16 +26,7 @@ from onnxtrain.graph.value import dimensions, is_float
 
 
 def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> tuple[list[ir.Node], list[ir.Node]]:
-    """Expand functions on the path, in place, until every node has a rule, or neither rule nor body.
-
-    Args:
-        forward: The graph.
-        route: Start and end of the path.
-        shapes: Infer shapes inside the bodies, which rules use; a search needs types only.
-
-    Returns:
-        The path, and the nodes on it and in the bodies of its operators through which no gradient flows.
-    """
+    """Expand functions on the path, in place, until every node has a rule, or neither rule nor body."""
     while True:
         learn_all_types(forward)
         path = forward.path(route)
@@ -180,10 +171,7 @@ def _deserialize(body: bytes, node: ir.Node, opsets: Mapping[str, int]) -> ir.Fu
 
 
 def _trim_outputs(proto: onnx.FunctionProto) -> None:
-    """Remove outputs that a body declares and does not produce, since the node leaves them out.
-
-    In front of others such an output becomes a copy of the first input, which has no readers.
-    """
+    """Remove outputs that a body declares and does not produce, since the node leaves them out."""
     produced = {name for node in proto.node for name in node.output} | set(proto.input)
     while proto.output and proto.output[-1] not in produced:
         proto.output.pop()
@@ -225,14 +213,7 @@ def expand(
     renamed: dict[ir.Value, ir.Value],
     functions: Collection[ir.OperatorIdentifier] = (),
 ) -> list[ir.Node]:
-    """Replace a node that calls a function by the function's nodes.
-
-    The outputs keep their names, types and shapes, but are new value objects; ``renamed`` maps the old ones to them.
-    Types and shapes are inferred inside the body, except for calls of ``functions``.
-
-    Returns:
-        The new nodes, in order.
-    """
+    """Replace a node that calls a function by the function's nodes."""
     graph = node.graph
     assert graph is not None
     values: Values = dict.fromkeys(body.inputs)
@@ -265,17 +246,7 @@ def expand(
 
 
 def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.Value, ir.Value]) -> list[ir.Node]:
-    """Replace a node by the nodes that its registered body emits.
-
-    Args:
-        node: The node.
-        body: Emits other operators for it.
-        op: A builder that inserts before the node.
-        renamed: As in :func:`expand`.
-
-    Returns:
-        The new nodes, in order.
-    """
+    """Replace a node by the nodes that its registered body emits."""
     graph = node.graph
     assert graph is not None
     op.scope = _prefix(node)
@@ -315,10 +286,7 @@ def _replace_output(old: ir.Value, new: ir.Value) -> None:
 
 
 def learn_all_types(forward: Forward) -> None:
-    """Give the values of a main graph the types that registered bodies determine, and infer those that follow.
-
-    The bodies of operators import no operator sets: ONNX infers them with their graph.
-    """
+    """Give the values of a main graph the types that registered bodies determine, and infer those that follow."""
     while forward.graph.opset_imports and learn_types(forward.graph, forward.opset):
         infer_shapes(ir.Model(forward.graph, ir_version=10, functions=list(forward.functions.values())))
 
@@ -328,9 +296,6 @@ def learn_types(graph: ir.Graph, opset: int) -> bool:
 
     ONNX's inference stops at operators that it does not know. Where no gradient flows through such a node (in frozen
     layers, for example) it is not expanded, but the nodes behind it need types all the same.
-
-    Returns:
-        True if any type was learned, so that ONNX's inference may find more.
     """
     learned = False
     for node in list(graph):

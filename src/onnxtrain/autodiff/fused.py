@@ -26,14 +26,7 @@ KERNEL_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
 class FusedOperator(NamedTuple):
-    """An operator with a native kernel.
-
-    Attributes:
-        name: Its name.
-        domain: Its domain: ``onnxtrain``, or another one where ONNX Runtime has the kernel itself.
-        has_kernel: Returns whether the kernel can run a node of float or double type; ``None`` for an operator without
-            a kernel, which is always replaced by its body.
-    """
+    """An operator with a native kernel."""
 
     name: str
     domain: str
@@ -50,12 +43,6 @@ def register_fused(
 
     The body gets the node and returns its outputs, as with ``register_body``. The second derivative goes through it
     unless a rule is registered for the operator.
-
-    Args:
-        name: The operator's name.
-        domain: Its domain.
-        has_kernel: Returns whether the kernel can run a node of float or double type, by default any; ``None`` where
-            there is no kernel.
     """
     _operators[domain, name] = FusedOperator(name, domain, has_kernel)
     return register_body(name, domain=domain)

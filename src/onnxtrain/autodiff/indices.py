@@ -21,13 +21,7 @@ _NUMBERS_AS_INDICES = {"OneHot": frozenset({0, 1})}
 
 
 class Kinds(NamedTuple):
-    """The type parameters of an operator's inputs and outputs: values that share one have one type.
-
-    Attributes:
-        inputs: One for each input in the schema; further inputs share the last one.
-        outputs: The same for outputs.
-        indices: The parameters that allow only types of indices, sizes, axes and conditions.
-    """
+    """The type parameters of an operator's inputs and outputs: values that share one have one type."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -56,8 +50,6 @@ def kind_at(kinds: tuple[str, ...], index: int) -> str:
 
 def reads_index(node: ir.Node, position: int, opsets: Mapping[str, int]) -> bool:
     """Return whether an input is an index, a size, an axis or a condition, which has no gradient.
-
-    For operators without a schema, integers of 32 bits and more count as indices: quantized values have fewer bits.
 
     Example:
         >>> indices = ir.Value(name="indices", type=ir.TensorType(ir.DataType.INT64))

@@ -15,14 +15,7 @@ from onnxtrain.graph.value import constant_tensor
 
 
 def read_replacements(op: Builder) -> list[ir.Node]:
-    """Let each SoftmaxGradient node of a graph read zeros where the model replaces the softmax's NaN, in place.
-
-    Args:
-        op: A builder of the graph, which still has the nodes that read the softmax.
-
-    Returns:
-        The emitted nodes.
-    """
+    """Let each SoftmaxGradient node of a graph read zeros where the model replaces the softmax's NaN, in place."""
     emitted: list[ir.Node] = []
     for node in list(op.graph):
         y = node.inputs[1] if node.op_type == "SoftmaxGradient" and node.domain == ONNXTRAIN_DOMAIN else None

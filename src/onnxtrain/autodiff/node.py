@@ -22,16 +22,7 @@ PullBack = Callable[[Builder, Seeds, Sequence[ir.Value]], list[Value | None]]
 
 
 class Node:
-    """The node that a rule differentiates, with typed inputs and outputs.
-
-    Attributes:
-        op: The builder to emit nodes with; ``node.op.opset`` is the version they must be valid in.
-        inputs: The typed inputs; ``None`` for one that is left out. Absent trailing inputs read as ``None``
-            through :meth:`input`.
-        outputs: The typed outputs.
-        captured: Values of the surrounding graph that the node's subgraphs read. A rule of an operator with
-            subgraphs returns one gradient per input followed by one per captured value.
-    """
+    """The node that a rule differentiates, with typed inputs and outputs."""
 
     def __init__(
         self,
@@ -120,32 +111,16 @@ class Node:
         return value is not None and value.is_float and (self._wanted is None or value.ir in self._wanted)
 
     def arrives(self, index: int) -> bool:
-        """Return whether a gradient arrives at an output; if not, the rule gets zeros for it.
-
-        Only rules with a cheaper form for that case need to ask.
-        """
+        """Return whether a gradient arrives at an output; if not, the rule gets zeros for it."""
         return self.has_output(index) and (self._reached is None or self.ir.outputs[index] in self._reached)
 
     def pull_back(self, op: Builder, seeds: Sequence[tuple[Value, Value]], xs: Sequence[Value]) -> list[Value | None]:
-        """Differentiate inside a body that this rule writes, as the engine does in the main graph.
-
-        Args:
-            op: The builder of the body.
-            seeds: Pairs of a value of the body and the gradient that arrives at it.
-            xs: Inputs of the body and values that it captures.
-
-        Returns:
-            One gradient per x, ``None`` where no seeded value depends on it.
-        """
+        """Differentiate inside a body that this rule writes, as the engine does in the main graph."""
         assert self._pull_back is not None
         return self._pull_back(op, [(y.ir, seed.ir) for y, seed in seeds], [x.ir for x in xs])
 
     def rank(self, value: Value | None = None) -> int:
-        """The rank of a value (the first input by default), for rules that require it.
-
-        Raises:
-            GradientError: The rank is not known; the message says how to make it known.
-        """
+        """The rank of a value (the first input by default), for rules that require it."""
         value = self.x if value is None else value
         if value.rank is None:
             raise GradientError(

@@ -31,16 +31,7 @@ def read_texts(entry: str) -> list[str] | None:
 
 
 class GradientOptions(NamedTuple):
-    """Options of the gradients and matrix multiplications of a model.
-
-    The Gradient operator has no attributes for them, so a file holds them as entries of the model's
-    ``metadata_props``, which are read when its Gradient nodes are lowered.
-
-    Attributes:
-        straight_through: True if operators that round or quantize pass gradients on as if they did not.
-        recompute: Glob patterns of the names of the nodes whose results are recomputed in the backward pass.
-        compute: The precision of matrix multiplications with weights, and of their gradients.
-    """
+    """Options of the gradients and matrix multiplications of a model."""
 
     straight_through: bool = False
     recompute: tuple[str, ...] = ()
@@ -53,11 +44,7 @@ class GradientOptions(NamedTuple):
 
     @classmethod
     def read(cls, metadata: MutableMapping[str, str]) -> GradientOptions:
-        """Read the options from a model's metadata.
-
-        Raises:
-            GradientError: An entry has an unknown value.
-        """
+        """Read the options from a model's metadata."""
         word = metadata.get(STRAIGHT_THROUGH_KEY, "false")
         if word not in ("true", "false"):
             raise GradientError(f"The model's metadata entry {STRAIGHT_THROUGH_KEY} is {word!r}; it is true or false.")

@@ -24,15 +24,7 @@ class Route(NamedTuple):
 
 @dataclass(eq=False)
 class Forward:
-    """A graph to differentiate, with the versions and functions that determine the rules of its nodes.
-
-    Attributes:
-        graph: The graph.
-        opsets: Versions of the domains that it uses.
-        functions: Model-local functions.
-        straight_through: True if operators that round or quantize pass gradients on as if they did not.
-        renamed: Outputs of expanded functions, with the values that replace them.
-    """
+    """A graph to differentiate, with the versions and functions that determine the rules of its nodes."""
 
     graph: ir.Graph
     opsets: Mapping[str, int]

@@ -21,21 +21,7 @@ Body = Callable[[Node], Sequence[Value | None]]
 
 
 class Entry(NamedTuple):
-    """A registered rule.
-
-    Attributes:
-        operator: Name of the operator.
-        domain: Its domain.
-        since: First opset version of the domain that the rule covers.
-        until: Last one.
-        broadcasts: True if inputs broadcast to the output's shape, so that the engine sums gradients back.
-        function: The rule; ``None`` for an operator whose gradient is zero or does not exist.
-        reason: Why there is no rule.
-        through_integers: True if the gradient also flows through integer inputs and outputs, as straight-through
-            rules of quantization need; it then has the type of the floating values around them.
-        quantized: Inputs whose values the operator passes on as integers: a silent zero gradient would be wrong, so a
-            gradient without the straight-through option is an error.
-    """
+    """A registered rule."""
 
     operator: str
     domain: str
@@ -104,10 +90,7 @@ def straight_through(*operators: str, domain: str = "") -> Callable[[Rule], Rule
 
 
 def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
-    """Register a body in standard operators, for operators that no rule and no schema covers.
-
-    Where a gradient goes through such a node, the nodes of the body replace it.
-    """
+    """Register a body in standard operators, for operators that no rule and no schema covers."""
 
     def decorate(function: Body) -> Body:
         for operator in operators:
@@ -128,14 +111,7 @@ def no_gradient(*operators: str, domain: str = "", reason: str) -> None:
 
 
 def only_straight_through(operator: str, *, domain: str = "", quantized: tuple[int, ...], reason: str) -> None:
-    """List an operator on quantized values, which passes gradients with the straight-through option only.
-
-    Args:
-        operator: Its name.
-        domain: Its domain.
-        quantized: The inputs that hold the values.
-        reason: Why there is no gradient.
-    """
+    """List an operator on quantized values, which passes gradients with the straight-through option only."""
     _rules.add(Entry(operator, canonical(domain), 1, NEWEST, False, None, reason, quantized=quantized))
 
 

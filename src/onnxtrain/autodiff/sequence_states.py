@@ -37,14 +37,7 @@ class Tape(NamedTuple):
 
 
 def undone(op: Builder, state: ir.Value, next_state: ir.Value, after: Value) -> Value | None:
-    """The sequence before a step from the one after it, where the step only inserts items at known positions.
-
-    Args:
-        op: Builder of the backward body.
-        state: The state before the step in the forward body.
-        next_state: The state after the step in the forward body.
-        after: The state after the step in the backward body.
-    """
+    """The sequence before a step from the one after it, where the step only inserts items at known positions."""
     positions = []
     while next_state is not state:
         producer = next_state.producer()
@@ -66,11 +59,7 @@ def undone(op: Builder, state: ir.Value, next_state: ir.Value, after: Value) -> 
 
 
 def changes_shape(state: ir.Value, next_state: ir.Value) -> bool:
-    """Return whether the nodes of a step show that it makes a state longer or shorter.
-
-    It does if a single node between the two concatenates or slices, and all others are element-wise. A sliding window,
-    concatenated at one end and sliced at the other, keeps its shape.
-    """
+    """Return whether the nodes of a step show that it makes a state longer or shorter."""
     if state.shape is not None and state.shape.is_static() and state.shape == next_state.shape:
         return False
     sources = _element_wise_sources(next_state)

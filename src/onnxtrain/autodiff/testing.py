@@ -301,10 +301,7 @@ def _check_forward(found: Arrays, expected: Arrays, limit: float) -> None:
 
 
 def _relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest difference over the larger of one and the largest value; infinite where shapes differ.
-
-    Equal infinities, and NaN in the same positions, are no difference.
-    """
+    """The largest difference over the larger of one and the largest value; infinite where shapes differ."""
     if found.shape != wanted.shape:
         return float("inf")
     if wanted.dtype.kind != "f":

@@ -17,18 +17,7 @@ END = np.iinfo(np.int64).max
 
 
 class Windows(NamedTuple):
-    """Windows over the spatial axes of ``x`` [batch, channels, spatial...], one per position of an output.
-
-    Attributes:
-        op: The builder.
-        x: The tensor that they slide over.
-        kernel: Positions in a window per axis, ``None`` where they are not known.
-        strides: Steps between windows.
-        dilations: Steps between the positions in a window.
-        begin: Padding before each axis; a one-dimensional value where only the graph can tell.
-        end: Padding behind each axis.
-        exact_end: False for a pooling that rounds its output's size up: windows then reach beyond ``end``.
-    """
+    """Windows over the spatial axes of ``x`` [batch, channels, spatial...], one per position of an output."""
 
     op: Builder
     x: Value
@@ -238,15 +227,7 @@ def windows_fit(
     pads: Sequence[int],
     channels: int = 1,
 ) -> bool:
-    """Return whether native kernels support windows with these attributes.
-
-    Args:
-        kernel: Elements of a window along each spatial axis.
-        strides: Steps between windows.
-        dilations: Steps between the elements of a window.
-        pads: Padding at the beginning of all axes, then at their end.
-        channels: Number of channels that are read together.
-    """
+    """Return whether native kernels support windows with these attributes."""
     rank = len(kernel)
     if not 1 <= rank <= MOST_AXES or (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank):
         return False

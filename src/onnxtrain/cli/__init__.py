@@ -18,14 +18,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: The arguments after ``onnxtrain``; by default those of the process.
-
-    Returns:
-        The exit code: 0 for success; 1 if a result was not reached; 2 for bad input; 130 after Ctrl-C.
-    """
+    """Run a command."""
     # Importing the command takes most of its start-up time; inside `listening` Ctrl-C is caught meanwhile.
     with listening(whole_process=arguments is None):
         code = _run(arguments)

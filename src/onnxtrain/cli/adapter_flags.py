@@ -96,11 +96,7 @@ class LoraFlags:
         return self.lora is not None or self.lora_adapter is not None
 
     def build(self) -> Lora | None:
-        """Return the settings of the adapters, if any.
-
-        Raises:
-            OptionError: A setting is given without adapters, or is invalid.
-        """
+        """Return the settings of the adapters, if any."""
         named: dict[str, Any] = {"alpha": self.lora_alpha, "targets": self.lora_targets, "dropout": self.lora_dropout}
         named |= {"init": self.lora_init, "adapter": self.lora_adapter, "original": self.lora_original}
         named |= {"rank_pattern": _by_pattern("--lora-rank-pattern", "RANK", self.lora_rank_pattern, int)}

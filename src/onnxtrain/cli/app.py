@@ -39,11 +39,7 @@ FAILURE, MISUSE = 1, 2
 
 
 def build(tokens: Sequence[str] = ()) -> App:
-    """Return the application with all its commands; the tokens choose the page of help.
-
-    Raises:
-        OptionError: They ask for a page that does not exist.
-    """
+    """Return the application with all its commands; the tokens choose the page of help."""
     app = App(
         name="onnxtrain",
         help=_HELP,

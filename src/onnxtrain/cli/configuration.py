@@ -67,11 +67,7 @@ def remember(tokens: Sequence[str]) -> None:
 
 
 def with_file(app: App, tokens: Sequence[str]) -> tuple[App, list[str]]:
-    """Return the application with the flags of the file of ``--config``, and the tokens with its model.
-
-    Raises:
-        OptionError: The file cannot be read.
-    """
+    """Return the application with the flags of the file of ``--config``, and the tokens with its model."""
     path = _path(tokens)
     if path is None:
         return app, list(tokens)

@@ -67,11 +67,7 @@ class DistributedFlags:
     wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
 
     def communicator(self) -> Communicator | None:
-        """Return the communicator of several processes, if any.
-
-        Raises:
-            OptionError: Flags describe a communication that ``--parallel`` does not ask for.
-        """
+        """Return the communicator of several processes, if any."""
         if self.parallel is None:
             needing = {"--compress": self.compress is not None, "--sum-order": self.sum_order != "rank"}
             for flag in (flag for flag, given in needing.items() if given):
@@ -124,19 +120,7 @@ def _is_silent(tokens: Sequence[str]) -> bool:
 
 
 def launch(processes: int, restarts: int, *, checkpoint: str | None) -> int:
-    """Run the command in several processes, and restart it from the last checkpoint if some are lost.
-
-    Args:
-        processes: Number of processes.
-        restarts: Largest number of restarts.
-        checkpoint: The folder of checkpoints.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        OptionError: ``mpiexec`` is missing, or there are no checkpoints to restart from.
-    """
+    """Run the command in several processes, and restart it from the last checkpoint if some are lost."""
     if processes < 1 or restarts < 0:
         raise OptionError(f"--processes is {processes} and --restarts is {restarts}; they need at least 1 and 0.")
     if restarts and not checkpoint:

@@ -115,11 +115,7 @@ class Written:
         return self.step_graph is not None or self.describe or self.web is not None
 
     def paths(self, *, tie: bool, precision: Precision) -> dict[str, Path]:
-        """Return the output files by content.
-
-        Raises:
-            OptionError: No output is given, or two options exclude each other.
-        """
+        """Return the output files by content."""
         given = {"training model": self.training_model, "step graph": self.step_graph, "states": self.states}
         found = {what: path for what, path in given.items() if path is not None}
         if not found and not self.describe and self.web is None:
@@ -141,11 +137,7 @@ class Written:
 
 
 def sizes_of(static: list[str] | None) -> dict[str, int]:
-    """Return the sizes of ``--static`` by name.
-
-    Raises:
-        OptionError: One is not of the form NAME=SIZE.
-    """
+    """Return the sizes of ``--static`` by name."""
     sizes = {}
     for text in static or ():
         name, _, size = text.rpartition("=")
@@ -279,11 +271,7 @@ def _save(content: bytes, path: Path) -> None:
 
 
 def _describe(console: Console, step: ModelProto) -> None:
-    """Print the feeds, states and results of a step graph.
-
-    Raises:
-        ModelError: The model is not a step graph.
-    """
+    """Print the feeds, states and results of a step graph."""
     from onnxtrain.autodiff.options import read_texts
     from onnxtrain.lowering.description import IN_PLACE_KEY, Description, read_states
 

@@ -128,11 +128,7 @@ class LoggerFlags:
     ] = False
 
     def build(self, *, quiet: bool) -> list[Callback]:
-        """Return the callbacks that write the logs.
-
-        Raises:
-            OptionError: A package is not installed.
-        """
+        """Return the callbacks that write the logs."""
         from onnxtrain.training.callbacks.loggers import needs
 
         for name in ("tensorboard", "mlflow", "wandb"):
@@ -310,11 +306,7 @@ def command(
 
 
 def _save(trainer: Trainer, output: Path, base: Path | None, start: Path) -> None:
-    """Save the model, or the adapter and the model that it is for, elsewhere if not here.
-
-    Raises:
-        ModelError: A file is somewhere else, which the message says.
-    """
+    """Save the model, or the adapter and the model that it is for, elsewhere if not here."""
     from onnxtrain.model_file.rescue import save_or_rescue
 
     save_or_rescue(lambda path: trainer.save(path, ema=trainer.config.ema is not None), output, start)
@@ -391,12 +383,7 @@ def _check_paths(results: Results, loop: Loop, output: Path, *, root: bool, adap
 
 
 def _check_output(trainer: Trainer, output: Path) -> None:
-    """Check before the training that the output can be written, with adapters merged or alone.
-
-    Raises:
-        ModelError: The output cannot be written, or cannot hold a tensor that is trained beside adapters.
-        OptionError: The adapters cannot be merged into the model.
-    """
+    """Check before the training that the output can be written, with adapters merged or alone."""
     from onnxtrain.data.data_names import names_file
     from onnxtrain.model_file.writing import check_writable
 
@@ -431,11 +418,7 @@ _WEIGHTS_LIMIT = 1 << 30
 
 
 def _sample_weight(given: str | None) -> np.ndarray | str | None:
-    """Return the weights of the examples, or the name of their column.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Return the weights of the examples, or the name of their column."""
     if given is None or not _is_file(given):
         return given
     import numpy as np

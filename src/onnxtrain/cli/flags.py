@@ -156,11 +156,7 @@ Json = Annotated[bool, SWITCH, Parameter(group=RESULTS, help="Print JSON instead
 
 
 def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
-    """Return the options of the sessions.
-
-    Raises:
-        OptionError: A provider is not available.
-    """
+    """Return the options of the sessions."""
     from onnxtrain.runtime.options import RuntimeOptions
 
     options = RuntimeOptions(threads=threads, providers=provider) if provider else RuntimeOptions(threads=threads)

@@ -54,17 +54,7 @@ def first_sentence(help_text: str) -> str:
 
 
 def choose_page(app: App, command: str, module: Any, tokens: Sequence[str]) -> None:
-    """Let the help of a command print the page that the tokens ask for.
-
-    Args:
-        app: The application of the command.
-        command: Its name.
-        module: Its module.
-        tokens: The tokens: ``fit --help``, ``fit --help-all`` or ``fit --help memory``.
-
-    Raises:
-        OptionError: There is no such group of flags.
-    """
+    """Let the help of a command print the page that the tokens ask for."""
     more = getattr(module, "MORE_EXAMPLES", "")
     app.help_formatter, app.help_epilogue = Panels(), module.EXAMPLES + more
     members = _members(app)

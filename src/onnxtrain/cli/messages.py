@@ -141,11 +141,7 @@ def _write_line(label: str, text: str) -> None:
 
 @contextlib.contextmanager
 def notices(*, everything: bool) -> Iterator[None]:
-    """Print log records and warnings as lines for a while.
-
-    Args:
-        everything: Print records and warnings of other libraries, too.
-    """
+    """Print log records and warnings as lines for a while."""
     handler, root = _Notices(everything=everything), logging.getLogger()
 
     def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:

@@ -23,14 +23,7 @@ Key = tuple[int, int] | str
 
 @dataclass(frozen=True)
 class Given:
-    """A path given to a command.
-
-    Attributes:
-        path: The path; ``None`` if the flag was not given.
-        written: True if it is an output.
-        is_model: True if it is a model; its data files belong to it.
-        files: Files of a folder that belong to it: names, or a pattern for existing ones.
-    """
+    """A path given to a command."""
 
     path: str | os.PathLike[str] | None
     written: bool = False
@@ -64,11 +57,7 @@ def loss(name: str | None) -> Given:
 
 
 def output_of(model: Path, given: Path | None, default: str, *, in_place: bool) -> Path:
-    """Return the output path: a separate file, or the model's own.
-
-    Raises:
-        OptionError: ``--in-place`` and ``--output`` are both given.
-    """
+    """Return the output path: a separate file, or the model's own."""
     if not in_place:
         return given or Path(default)
     if given is not None:
@@ -77,15 +66,7 @@ def output_of(model: Path, given: Path | None, default: str, *, in_place: bool) 
 
 
 def check_paths(paths: Mapping[str, Given], *, in_place: bool | None = None) -> None:
-    """Refuse two paths that are the same file, by whatever names and links.
-
-    Args:
-        paths: The paths by flag. Files of one flag (a model and its data files, a folder and its files) may coincide.
-        in_place: True if ``--output`` may be the model; ``None`` for a command without ``--in-place``.
-
-    Raises:
-        OptionError: Two are the same; the message names the flags.
-    """
+    """Refuse two paths that are the same file, by whatever names and links."""
     owners: dict[Key, tuple[str, str]] = {}
     for flag, given in paths.items():
         found = {key: part for key, part in _files(given, paths) if key is not None}

@@ -63,12 +63,7 @@ def _files_and_folders(paths: Sequence[Path]) -> list[str]:
 
 @contextlib.contextmanager
 def listening(*, whole_process: bool) -> Iterator[None]:
-    """Let Ctrl-C interrupt the command, also where Python cannot raise it (in a finalizer).
-
-    Args:
-        whole_process: True if the process ends after the command; Ctrl-C is then ignored once the work is done and
-            reported.
-    """
+    """Let Ctrl-C interrupt the command, also where Python cannot raise it (in a finalizer)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,14 +130,7 @@ def unattended() -> Iterator[None]:
 
 
 class QuietStream:
-    """Text stream that remembers the first failure of the stream below and drops all later output.
-
-    Args:
-        below: The stream to write to; ``None`` if the process was started without one.
-
-    Attributes:
-        failure: The error that made the stream quiet; ``None`` so far.
-    """
+    """Text stream that remembers the first failure of the stream below and drops all later output."""
 
     def __init__(self, below: Any) -> None:
         self._below = below
@@ -227,10 +215,7 @@ def quiet_streams() -> Iterator[QuietStream]:
 
 
 def quiet_on_request(command: Callable[P, R]) -> Callable[P, R]:
-    """Let a command print nothing if it is called with ``quiet=True``; errors are raised as always.
-
-    With ``json_output=True`` the standard output stays open for the JSON.
-    """
+    """Let a command print nothing if it is called with ``quiet=True``; errors are raised as always."""
 
     @functools.wraps(command)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -112,11 +112,7 @@ class LossFlags:
     ] = True
 
     def of(self, loss: str) -> Any:
-        """Return the loss with these arguments.
-
-        Raises:
-            OptionError: The loss has no such argument.
-        """
+        """Return the loss with these arguments."""
         given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
         given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
         given["label_smoothing"], given["chunk"] = self.label_smoothing, self.chunk
@@ -142,14 +138,7 @@ class OptimizerFlags:
     optimizer: str
 
     def build(self, default: Optimizer | None = None) -> Optimizer:
-        """Return the optimizer that the flags describe.
-
-        Args:
-            default: Settings that no flag gives, where the optimizer is of the same class.
-
-        Raises:
-            OptionError: The optimizer has no such setting, or the value is outside its range.
-        """
+        """Return the optimizer that the flags describe."""
         settings, given = read_optimizer(self.optimizer)
         known = setting_names(settings)
         for field in dataclasses.fields(self):  # type: ignore[arg-type]

@@ -32,15 +32,7 @@ EPOCHS, BATCH_SIZE = 40, 8
 
 @dataclass(frozen=True)
 class WebPage:
-    """A web page that trains a model in the browser.
-
-    Attributes:
-        model: The user's model.
-        step: The step graph, of standard operators.
-        states: Its initial states, as safetensors.
-        learning_rate: The learning rate.
-        runtime: URL of the files of onnxruntime-web.
-    """
+    """A web page that trains a model in the browser."""
 
     model: ModelFile
     step: ModelProto
@@ -49,11 +41,7 @@ class WebPage:
     runtime: str
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that the page's script reads.
-
-        Raises:
-            OptionError: The step graph has no loss, or takes no batch.
-        """
+        """Return the settings that the page's script reads."""
         from onnxtrain.lowering.description import Description
 
         metadata = {entry.key: entry.value for entry in self.step.metadata_props}
@@ -94,11 +82,7 @@ class WebPage:
         return {"mean": pixels.mean[0], "std": pixels.std[0]}
 
     def write(self, folder: Path) -> None:
-        """Write the page into a folder, creating it if needed.
-
-        Raises:
-            ModelError: The folder cannot be written, or the model keeps weights in other files.
-        """
+        """Write the page into a folder, creating it if needed."""
         from onnxtrain.model_file.writing import AtomicFiles
 
         contents = {

@@ -35,22 +35,6 @@ class ArrayDataset(Dataset):
 
     With ``shuffle`` the order of an epoch depends on seed and epoch only: it is
     ``Generator(PCG64(SeedSequence([seed, epoch]))).permutation(size)``.
-
-    Args:
-        inputs: Arrays [N, ...] by input name.
-        targets: The targets [N, ...], or None.
-        specs: Requirements of the model's inputs; inputs without one are taken as given.
-        target_spec: Requirements of the loss.
-        name: Name of the data in error messages.
-
-    Raises:
-        DataError: An array has the wrong type or shape, lengths differ, or there is no example.
-
-    >>> data = ArrayDataset({"x": np.arange(5.0)}, np.arange(5))
-    >>> [batch.targets.tolist() for batch in data.batches(2)]
-    [[0, 1], [2, 3], [4]]
-    >>> [batch.targets.tolist() for batch in data.batches(2, shuffle=True, seed=1, start=1)]
-    [[1, 2], [3]]
     """
 
     size: int
@@ -288,18 +272,7 @@ class Split(NamedTuple):
 
 
 def split_validation(dataset: Dataset, fraction: float, seed: int = 0, *, shuffle: bool = True) -> Split:
-    """Hold out a part of the examples for validation; nothing is copied.
-
-    Args:
-        dataset: The examples.
-        fraction: Fraction of validation data, between 0 and 1; both parts get at least one example.
-        seed: Seed of the selection.
-        shuffle: Hold out random examples; else the last ones, as for time series.
-
-    Raises:
-        OptionError: The fraction is not between 0 and 1, or the data is not in arrays.
-        DataError: There is only one example.
-    """
+    """Hold out a part of the examples for validation; nothing is copied."""
     if not 0 < fraction < 1:
         raise OptionError(f"the validation fraction is {fraction}; it must be greater than 0 and less than 1.")
     check_not_negative(seed=seed)
@@ -328,12 +301,7 @@ def _chunks(size: int, length: int, start: int = 0) -> Iterator[tuple[int, int]]
 
 
 def shared(dataset: Dataset, divide: Divide) -> Dataset:
-    """Return a dataset of one process's part of every batch; of data in arrays only that part is read.
-
-    Args:
-        dataset: The whole batches.
-        divide: Returns the rows to take.
-    """
+    """Return a dataset of one process's part of every batch; of data in arrays only that part is read."""
     return dataset.shared(divide) if isinstance(dataset, ArrayDataset) else Shares(dataset, divide)
 
 
@@ -343,12 +311,7 @@ def undivided(dataset: Dataset) -> Dataset:
 
 
 class Shares(Dataset):
-    """One process's part of every batch of a dataset that can only be read as a whole.
-
-    Args:
-        dataset: The whole batches.
-        divide: Returns the rows to take.
-    """
+    """One process's part of every batch of a dataset that can only be read as a whole."""
 
     def __init__(self, dataset: Dataset, divide: Divide) -> None:
         self.dataset = dataset

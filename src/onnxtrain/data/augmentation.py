@@ -22,17 +22,6 @@ def augmented(
 
     The random numbers of a batch depend only on seed, epoch and its index in the epoch, so that a resumed training
     repeats them.
-
-    Args:
-        batches: The batches.
-        augment: The function.
-        seed: Seed of the training.
-        epoch: Number of the epoch, from 0.
-        start: Index of the first batch in the epoch.
-        rank: Rank of this process; each rank has other random numbers.
-
-    Raises:
-        DataError: The function returns other types or shapes; the message names the input.
     """
     for index, batch in enumerate(batches, start):
         if not batch.size:  # other processes have all of its examples

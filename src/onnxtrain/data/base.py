@@ -29,16 +29,7 @@ from onnxtrain.errors import DataError, OptionError
 
 
 class Batch(NamedTuple):
-    """Examples in the types of the model, C-contiguous.
-
-    Attributes:
-        inputs: Arrays [size, ...] by input name.
-        targets: [size, ...], or None where none are needed.
-        size: Number of examples.
-        whole: Number of examples in all processes, where this is the part of one.
-        content: Checksum of the whole, where every process has read it; otherwise 0.
-        common: Names of the inputs with one value for all examples.
-    """
+    """Examples in the types of the model, C-contiguous."""
 
     inputs: dict[str, Array]
     targets: Array | None
@@ -220,15 +211,7 @@ class Dataset(ABC):
 
 
 class Column(NamedTuple):
-    """One array of a dataset with the model's requirements.
-
-    Attributes:
-        subject: Name in error messages.
-        array: The values.
-        spec: The model's requirements.
-        mapped: True where the array is a mapped file.
-        names: Names of the columns along axis 1, where it was a table.
-    """
+    """One array of a dataset with the model's requirements."""
 
     subject: str
     array: Array
@@ -254,13 +237,7 @@ class Column(NamedTuple):
         return self.spec.common or not self.array.ndim
 
     def converted(self, rows: slice | Array, examples: Sequence[int] | Array, *, check: bool = False) -> Array:
-        """Return the values of some examples in the type of the model.
-
-        Args:
-            rows: The examples, in order.
-            examples: Index in the data of each row, for error messages.
-            check: Refuse NaN and infinity.
-        """
+        """Return the values of some examples in the type of the model."""
         if self.is_common:
             rows, examples = slice(None), np.arange(len(self.array) if self.array.ndim else 1)
         if not self.array.ndim:
@@ -293,10 +270,7 @@ def converted(
 
 
 def check_columns(columns: Sequence[Column], data: str, *, whole: bool = False) -> int:
-    """Check that columns have equal lengths and symbols; return the number of examples.
-
-    Lengths of a whole batch are compared where the model gives their axes one name: they may be no axes of examples.
-    """
+    """Check that columns have equal lengths and symbols; return the number of examples."""
     rows = [column for column in columns if not column.is_common]
     if not rows:
         raise DataError(f"{data} has no examples: each of its arrays holds for all examples.")

@@ -20,20 +20,7 @@ Array = npt.NDArray[Any]
 
 
 class Rescaled:
-    """Array of bytes that reads as ``stored * scale + shift`` in float32: a quarter of the memory.
-
-    It has the part of the array interface that datasets need.
-
-    Args:
-        stored: [N, ...].
-        scale: Broadcasts with a row.
-        shift: Broadcasts with a row.
-        pixels: The normalization of images, where a trained model has to record it.
-
-    >>> array = Rescaled(np.array([[0, 255]], np.uint8), np.array([1 / 255]), np.array([-0.5]))
-    >>> array[:1].tolist(), array.shape
-    ([[-0.5, 0.5]], (1, 2))
-    """
+    """Array of bytes that reads as ``stored * scale + shift`` in float32: a quarter of the memory."""
 
     dtype: Final = np.dtype(np.float32)
 
@@ -77,26 +64,7 @@ def is_mapped(array: Array) -> bool:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Requirements of a model on one array.
-
-    Attributes:
-        name: Name of the graph input, or of the target.
-        dtype: Element type of the model.
-        shape: One entry per axis, the batch first: a size, a symbol (equal symbols stand for equal sizes), or None for
-            any size. None instead of a tuple allows any rank.
-        hint: Advice in error messages about arrays of another rank.
-        size_hint: Advice in error messages about arrays of this rank with other sizes.
-        beside: True for an array that is no input of the model: a target, or example weights.
-        columns: Names of the elements along axis 1, where they are known. Named data is brought into this order.
-        left_out: Names of further columns of tables.
-        kv_caches: KV-cache inputs that were removed from the model; data may contain them, with empty arrays.
-        right_padded: True for a mask whose rows must be ones followed by zeros.
-        documents: True for a mask that may number the documents of a packed row, from 1; 0 is padding on the right.
-        pixels: Normalization of images by default; None for pixel / 255.
-        resizing: Size of images where the shape leaves it open, or agrees; None to resize them to the shape.
-        table_rows: Rows of the embedding table that the values are looked up in; None where they are not.
-        common: True for an input with one value for all examples, whose shape has no batch axis.
-    """
+    """Requirements of a model on one array."""
 
     name: str
     dtype: np.dtype[Any]
@@ -133,13 +101,7 @@ class TensorSpec:
 
 
 class DeferredArray:
-    """An array of known shape and type that is created when its values are needed.
-
-    Args:
-        shape: The shape.
-        dtype: The element type.
-        make: Returns the array.
-    """
+    """An array of known shape and type that is created when its values are needed."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[], Array]) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
@@ -175,16 +137,7 @@ def is_array_like(value: object) -> bool:
 
 
 def to_numpy(value: object, subject: str, hint: str = "") -> Array:
-    """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy.
-
-    Args:
-        value: Numbers, or an object with ``detach().cpu().numpy()`` (PyTorch), ``__array__`` or ``__dlpack__``.
-        subject: Name in error messages.
-        hint: Advice in error messages about the form.
-
-    Raises:
-        DataError: It does not convert, or converts to Python objects.
-    """
+    """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy."""
     try:
         array = _convert_container(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
@@ -269,11 +222,7 @@ def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[s
 
 
 def check_right_padded(array: Array, what: str, examples: Sequence[int] | Array) -> None:
-    """Refuse a mask [batch, ..., sequence] with a row that is not ones followed by zeros.
-
-    Raises:
-        DataError: A row begins with padding, has a gap, is empty, or holds another value than 0 and 1.
-    """
+    """Refuse a mask [batch, ..., sequence] with a row that is not ones followed by zeros."""
     rows = np.atleast_2d(array)
     if not rows.size:
         return
@@ -288,11 +237,7 @@ def check_right_padded(array: Array, what: str, examples: Sequence[int] | Array)
 
 
 def check_indices(array: Array, rows: int, what: str, examples: Sequence[int] | Array) -> None:
-    """Refuse values, such as token ids, that are no row of the model's table; ONNX counts negative ones from its end.
-
-    Raises:
-        DataError: A value is below 0 or too large.
-    """
+    """Refuse values, such as token ids, that are no row of the model's table; ONNX counts negative ones from its end."""
     wrong = (array < 0) | (array >= rows)
     if wrong.any():
         example = examples[first_row(np.atleast_1d(wrong))]
@@ -319,12 +264,6 @@ def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence
 
     Floats and integers round to the nearest value of a narrower float type. Integers that do not fit a
     narrower integer type are an error.
-
-    Args:
-        array: The batch; its type has passed `check_type`.
-        dtype: Element type of the model.
-        subject: Name of the array in error messages.
-        examples: Index in the data of each row, for error messages.
     """
     if array.dtype == dtype and type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned:
         return array
@@ -364,14 +303,7 @@ def all_finite(array: Array) -> bool:
 
 
 def check_finite(array: Array, subject: str, examples: Sequence[int] | Array, original: Array | None = None) -> None:
-    """Raise a `DataError` that names the first example with NaN or an infinite value.
-
-    Args:
-        array: Numbers [N, ...] of any type.
-        subject: Name of the array in error messages.
-        examples: Index in the data of each row.
-        original: The values before a conversion, which may overflow.
-    """
+    """Raise a `DataError` that names the first example with NaN or an infinite value."""
     if kind_of(array.dtype) != "float":
         return
     finite = np.isfinite(array)
@@ -423,11 +355,7 @@ def truth_digit(cell: str) -> str:
 
 
 def _with_point(cell: str) -> str:
-    """Convert a number with a decimal comma to one with a decimal point; points group thousands.
-
-    Raises:
-        ValueError: A point does not group thousands.
-    """
+    """Convert a number with a decimal comma to one with a decimal point; points group thousands."""
     if "." in cell:
         if not _GROUPED.fullmatch(cell.strip()):
             raise ValueError("a point that does not group thousands")
@@ -445,13 +373,7 @@ def is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None,
 
 
 def convert_cells(cells: Sequence[Sequence[str]], decimal: str, dtype: np.dtype[Any]) -> Array:
-    """Convert cells to numbers; values that are too large become infinite where the type has infinity.
-
-    Raises:
-        ValueError: A cell is not a number of the type.
-        KeyError: A cell is not a boolean, for boolean types.
-        OverflowError: A value is too large for an integer type.
-    """
+    """Convert cells to numbers; values that are too large become infinite where the type has infinity."""
     if decimal == ",":
         cells = [[_with_point(cell) for cell in row] for row in cells]
     if dtype.kind == "b":

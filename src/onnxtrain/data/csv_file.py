@@ -204,13 +204,7 @@ class CsvFile(Reader):
 
 
 class _Block(NamedTuple):
-    """Some lines of a file.
-
-    Attributes:
-        rows: Cells by line, without blank lines.
-        read: Cells by line, with blank lines.
-        before: Number of lines of the file before the block.
-    """
+    """Some lines of a file."""
 
     rows: list[list[str]]
     read: list[list[str]]
@@ -327,11 +321,6 @@ class _DecimalSign:
 
     If it is not given and a semicolon separates the cells, a number with a comma implies a decimal comma. Points and
     commas in one file are ambiguous, since one of them may group thousands.
-
-    Attributes:
-        name: Name of the file in error messages.
-        given: The user's choice.
-        delimiter: Separator of the cells.
     """
 
     name: str
@@ -340,11 +329,7 @@ class _DecimalSign:
     _seen: dict[str, str] = field(default_factory=dict)
 
     def of(self, cells: Iterable[str]) -> str:
-        """Return the sign, given more cells of numbers.
-
-        Raises:
-            DataError: It is ambiguous.
-        """
+        """Return the sign, given more cells of numbers."""
         if self.given is not None:
             return self.given
         if self.delimiter != ";":

@@ -28,16 +28,7 @@ Columns = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class DataNames:
-    """Names of columns and labels in a model's training data.
-
-    Attributes:
-        columns: Columns of each input that has column names, in the model's order.
-        left_out: Further columns, which the model does not read: targets and example weights.
-        labels: Labels of the classes, in their order; ``None`` where targets are no strings.
-        pixels: Normalization of images; ``None`` where it is not known.
-        resizing: Size of images; ``None`` where the model alone says it.
-        output: The output whose classes the labels are; ``None`` for the first floating one.
-    """
+    """Names of columns and labels in a model's training data."""
 
     columns: Columns = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
@@ -85,11 +76,7 @@ class DataNames:
 
     @classmethod
     def of_record(cls, record: object) -> DataNames:
-        """Read names from JSON data; a list holds labels.
-
-        Raises:
-            ValueError: The data has another form.
-        """
+        """Read names from JSON data; a list holds labels."""
         known = {"labels": record} if isinstance(record, list) else record
         if not isinstance(known, dict) or not known or not known.keys() <= _KEYS:
             raise ValueError("the data has another form")
@@ -146,11 +133,7 @@ def write_names(model: Path, names: DataNames) -> None:
 
 
 def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) -> DataNames:
-    """Read the names beside an adapter, else those beside its model, else the labels in the model's metadata.
-
-    Raises:
-        ModelError: The file or the entry is invalid.
-    """
+    """Read the names beside an adapter, else those beside its model, else the labels in the model's metadata."""
     found = None if adapter is None else _read_file(Path(adapter))
     if found is None and model.home is not None:
         found = _read_file(model.home)
@@ -163,11 +146,7 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
 
 
 def names_of_inputs(model: str | os.PathLike[str] | ModelProto) -> DataNames:
-    """Read the names beside a model without its labels: those of a model with a new head.
-
-    Raises:
-        ModelError: The model, or the file beside it, cannot be read.
-    """
+    """Read the names beside a model without its labels: those of a model with a new head."""
     return replace(read_names(ModelFile.load(model)), labels=None)
 
 
@@ -215,11 +194,7 @@ def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
 
 
 def recorded_labels(model: ModelFile) -> tuple[str, ...]:
-    """Return the labels of the classes as another tool recorded them; () where none did.
-
-    Ultralytics writes the metadata entry ``names``, Hugging Face the entry ``id2label`` of ``config.json`` beside the
-    model.
-    """
+    """Return the labels of the classes as another tool recorded them; () where none did."""
     texts = [entry.value for entry in model.proto.metadata_props if entry.key in _ENTRIES_OF_LABELS]
     found = (_in_order(_literal(text)) for text in texts)
     own = next((labels for labels in found if labels), ())

@@ -53,11 +53,7 @@ def _type(name: str) -> np.dtype[Any]:
 
 
 def map_safetensors(path: Path, *, may_be_empty: bool = False) -> dict[str, Array]:
-    """Map the arrays of a safetensors file, read-only, by name.
-
-    Raises:
-        DataError: It is not a safetensors file, or has a type that NumPy lacks.
-    """
+    """Map the arrays of a safetensors file, read-only, by name."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -105,15 +101,6 @@ def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray
     The content decides the format, not the name. Arrays are memory-mapped and read-only: nothing is read until a batch
     needs it. Compressed members of a ``.npz`` cannot be mapped: small ones are read into memory, larger ones are
     extracted once, when they are needed, to an unnamed temporary file that disappears with the process.
-
-    Args:
-        path: The file or folder.
-
-    Returns:
-        The arrays by name; the array of a ``.npy`` file is named after the file.
-
-    Raises:
-        DataError: The path does not exist, has another format, is truncated, or holds Python objects.
     """
     path = Path(path)
     try:
@@ -244,11 +231,7 @@ def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
 
 
 def read_npy(content: bytes, subject: str) -> Array:
-    """Read the array in the bytes of a ``.npy`` file.
-
-    Raises:
-        DataError: They have another format, or hold Python objects.
-    """
+    """Read the array in the bytes of a ``.npy`` file."""
     file = io.BytesIO(content)
     shape, fortran_order, dtype = _read_header(file, 0, subject)
     data = file.read()
@@ -348,17 +331,7 @@ _ROWS: Final = 2**17
 
 
 class GrowingArray:
-    """An array that grows block by block: in memory while it is small, then in an unnamed temporary file.
-
-    Args:
-        row_shape: Shape of one row.
-        dtype: Element type.
-
-    >>> array = GrowingArray((2,), np.dtype(np.float32))
-    >>> array.append(np.zeros((3, 2)))
-    >>> array.finish().shape
-    (3, 2)
-    """
+    """An array that grows block by block: in memory while it is small, then in an unnamed temporary file."""
 
     def __init__(self, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._row_shape, self.dtype = row_shape, dtype
@@ -376,11 +349,7 @@ class GrowingArray:
         return result
 
     def append(self, block: Array) -> None:
-        """Add rows at the end.
-
-        Raises:
-            OSError: The temporary file cannot be written.
-        """
+        """Add rows at the end."""
         block = np.ascontiguousarray(block, self.dtype)
         self._rows += len(block)
         self._bytes += block.nbytes

@@ -11,14 +11,7 @@ import numpy.typing as npt
 
 
 class Pixels(NamedTuple):
-    """Normalization of images: (pixel / 255 - mean) / std.
-
-    Attributes:
-        mean: One number, or one per channel.
-        std: One number, or one per channel.
-        reason: Why it is assumed, as the end of a sentence; "" where it is that of the training.
-        orient: Whether images are rotated by their EXIF tag.
-    """
+    """Normalization of images: (pixel / 255 - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -31,11 +24,7 @@ class Pixels(NamedTuple):
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Pixels:
-        """Read the settings from JSON data.
-
-        Raises:
-            ValueError: The data has another form.
-        """
+        """Read the settings from JSON data."""
         mean, std = _by_channel(record.get("mean")), _by_channel(record.get("std"))
         orient = record.get("orient", True)
         if min(std) <= 0 or not isinstance(orient, bool):
@@ -59,15 +48,7 @@ RESAMPLING: Final = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hammin
 
 
 class Resizing(NamedTuple):
-    """Size of images: resized, then cut in the middle.
-
-    Attributes:
-        edges: Height and width after resizing; one number for the shorter edge, which keeps the ratio; () to keep the
-            size.
-        crop: Height and width that are cut; None to keep all.
-        resample: Pillow's filter: ``"nearest"``, ``"box"``, ``"bilinear"``, ``"hamming"``, ``"bicubic"`` or
-            ``"lanczos"``.
-    """
+    """Size of images: resized, then cut in the middle."""
 
     edges: tuple[int, ...]
     crop: tuple[int, int] | None = None
@@ -90,11 +71,7 @@ class Resizing(NamedTuple):
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Resizing:
-        """Read settings from JSON data.
-
-        Raises:
-            ValueError: The data has another form.
-        """
+        """Read settings from JSON data."""
         edges, crop, resample = record["resize"], record.get("crop"), record.get("resample", "bilinear")
         lists = [edges] if crop is None else [edges, crop]
         right = all(isinstance(sides, list) and all(map(is_edge, sides)) for sides in lists)
@@ -104,11 +81,7 @@ class Resizing(NamedTuple):
 
 
 def _by_channel(values: object) -> tuple[float, ...]:
-    """Return one number, or one per channel.
-
-    Raises:
-        ValueError: The data has another form.
-    """
+    """Return one number, or one per channel."""
     if not isinstance(values, list) or len(values) not in (1, 3) or not all(map(is_number, values)):
         raise ValueError("the data has another form")
     return tuple(map(float, values))

@@ -39,12 +39,7 @@ _THREADS: Final = min(8, os.cpu_count() or 1)
 
 @dataclass(frozen=True)
 class ImageSource:
-    """An image to read.
-
-    Attributes:
-        name: Name in error messages.
-        open: Path of the file, or a function that opens it.
-    """
+    """An image to read."""
 
     name: str
     open: Path | Callable[[], IO[bytes]]
@@ -61,26 +56,7 @@ def read_images(
     skip_broken: bool = False,
     advice: str,
 ) -> tuple[Array | Rescaled, list[int]]:
-    """Read images into an array for an input of a model.
-
-    Args:
-        found: The images.
-        spec: The input.
-        subject: Name of the data in error messages.
-        mean: Number, or one per channel, that is subtracted.
-        std: Divisor, or one per channel.
-        orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
-        skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
-        advice: Advice in the error about images that cannot be read.
-
-    Returns:
-        The images [N, ...], and the indices of those that could be read.
-
-    Raises:
-        DataError: An image cannot be read, sizes differ though the model's input has none, or the input is not for
-            images.
-        OptionError: ``mean`` or ``std`` does not fit.
-    """
+    """Read images into an array for an input of a model."""
     layout = Layout.of(spec, subject)
     shift, scale = (_channels(name, value, layout.channels, spec) for name, value in (("mean", mean), ("std", std)))
     given = None if shift is None and scale is None else _pixels_given(shift, scale)
@@ -102,11 +78,7 @@ def read_images(
 
 
 def factors(pixels: Pixels | None, layout: Layout) -> tuple[Array, Array]:
-    """Return what pixels of 0 to 255 are multiplied by, and what is added then.
-
-    Raises:
-        DataError: The normalization is for another number of channels.
-    """
+    """Return what pixels of 0 to 255 are multiplied by, and what is added then."""
     pixels = pixels or _UNCHANGED
     mean, std = np.array(pixels.mean), np.array(pixels.std)
     if not {mean.size, std.size} <= {1, layout.channels}:
@@ -228,15 +200,7 @@ def _report(broken: list[str], of: int, skip_broken: bool, advice: str) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of an image in the model's input.
-
-    Attributes:
-        channels: 1 or 3.
-        axis: Axis of the channels in an example: 0, 2, or None for a grey image without channels.
-        size: Height and width; None where the model accepts any.
-        resizing: How images get this size; None to resize them directly.
-        orient: Whether images are rotated by their EXIF tag.
-    """
+    """Layout of an image in the model's input."""
 
     channels: int
     axis: int | None
@@ -246,11 +210,7 @@ class Layout:
 
     @classmethod
     def of(cls, spec: TensorSpec, subject: str) -> Layout:
-        """Return the layout of an input.
-
-        Raises:
-            DataError: The input is not for images.
-        """
+        """Return the layout of an input."""
         shape = spec.shape or ()
         axis: int | None = None
         if len(shape) == 4 and (shape[1] in (1, 3) or shape[3] in (1, 3)):
@@ -283,11 +243,7 @@ class Layout:
 
 
 def _pixels(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Array:
-    """Decode an image to bytes [H, W, C].
-
-    Raises:
-        DataError: It has more than 8 bits per channel, or too many pixels.
-    """
+    """Decode an image to bytes [H, W, C]."""
     from PIL import ImageOps
 
     source = image.open
@@ -310,11 +266,7 @@ def is_image(value: object) -> bool:
 
 
 def check_image(image: Any, subject: str) -> None:
-    """Refuse an image before it is decoded that is too large, or would lose bits.
-
-    Raises:
-        DataError: It has too many pixels, or more than 8 bits per channel.
-    """
+    """Refuse an image before it is decoded that is too large, or would lose bits."""
     if image.mode.startswith(("I", "F")):
         raise DataError(f"{subject} has more than 8 bits per channel (mode {image.mode}); save it with 8.")
     if image.width * image.height > MOST_PIXELS:
@@ -458,10 +410,7 @@ class ImageFolder(Reader):
 
 
 def image_files(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """Return the paths with the suffix of an image, sorted, without files that are hidden or in hidden folders.
-
-    Notebooks and file managers keep copies of images in such folders (``.ipynb_checkpoints``).
-    """
+    """Return the paths with the suffix of an image, sorted, without files that are hidden or in hidden folders."""
     return sorted(
         path
         for path in paths

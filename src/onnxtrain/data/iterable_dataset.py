@@ -26,14 +26,7 @@ from onnxtrain.errors import DataError
 
 
 class _Form(NamedTuple):
-    """What is known of batches of one form, so that the next one needs no checks of types and shapes.
-
-    Attributes:
-        arrays: Name, type and shape of each array; ``None`` is the name of the only targets.
-        specs: Requirements of the model on each.
-        size: Number of examples.
-        common: Names of the inputs with one value for all examples.
-    """
+    """What is known of batches of one form, so that the next one needs no checks of types and shapes."""
 
     arrays: list[tuple[str | None, np.dtype[Any], tuple[int, ...]]]
     specs: dict[str | None, TensorSpec]
@@ -46,16 +39,6 @@ class IterableDataset(Dataset):
 
     The source decides the size and order of batches: ``batch_size``, ``shuffle``, ``seed`` and ``epoch`` have no
     effect. A generator can be read for one epoch only.
-
-    Args:
-        source: The iterable, or a function without arguments that returns an iterator.
-        specs: Requirements of the model's inputs.
-        target: Name of the target, where batches are mappings with several arrays besides the inputs.
-        target_spec: Requirements of the loss.
-        need_target: Raise an error where batches have no targets.
-        validate: Check values for NaN and infinity when they are read.
-        others: Names of further arrays of every batch, taken as given.
-        whole: Whether a batch is a whole step, whose arrays may have no axis of examples.
     """
 
     def __init__(
@@ -201,15 +184,6 @@ class IterableDataset(Dataset):
         """Convert the arrays of one batch to those that the model reads.
 
         Types and shapes are checked again only where they differ from those of the batch before.
-
-        Args:
-            inputs: The arrays by name, with those beside the inputs of the model.
-            targets: The only targets, or ``None``.
-            name: Name of the batch in error messages.
-            known: Whether the caller knows that types and shapes are those of the batch before.
-
-        Raises:
-            DataError: An array does not fit the model, or holds NaN or infinity.
         """
         given: dict[str | None, Any] = dict(inputs.items())
         if targets is not None:

@@ -16,17 +16,7 @@ _BLOCK = 2**18
 
 
 def learn_labels(targets: Array, classes: int | None, orders: Iterable[Sequence[str]] = ()) -> tuple[str, ...]:
-    """Return the string targets in the order of their classes: a known order that has them all, else the alphabet's.
-
-    Args:
-        targets: The targets.
-        classes: Number of classes of the model, where it is known.
-        orders: Known orders of labels, which may have labels without an example: of the model, or declared by the data.
-            One of more labels than classes is used without the labels that have no example.
-
-    Raises:
-        DataError: There is only one label, or there are more labels than classes.
-    """
+    """Return the string targets in the order of their classes: a known order that has them all, else the alphabet's."""
     found = {str(label) for block in _texts(targets) for label in np.unique(block)}
     known = next((order for order in orders if found <= set(order)), sorted(found))
     is_short = classes is None or len(known) <= classes
@@ -48,13 +38,7 @@ def is_order_known(labels: Iterable[str], orders: Iterable[Sequence[str]]) -> bo
 
 
 def doubts(labels: Sequence[str], classes: int | None, recorded: Sequence[str]) -> list[str]:
-    """Return sentences about an order of labels that training learned, where it may not be that of the model.
-
-    Args:
-        labels: The labels, in the order of their classes.
-        classes: Number of classes of the model, where it is known.
-        recorded: The labels of the model's classes that another tool recorded.
-    """
+    """Return sentences about an order of labels that training learned, where it may not be that of the model."""
     found = []
     if classes is not None and len(labels) < classes:
         found.append(fewer_labels(labels, classes))
@@ -109,11 +93,7 @@ def no_labels(labels: Sequence[str], classes: int | None) -> str:
 
 
 def to_indices(targets: Array, labels: Sequence[str]) -> Array:
-    """Convert string labels to class indices.
-
-    Raises:
-        DataError: A target is not a label of the model.
-    """
+    """Convert string labels to class indices."""
     order = np.argsort(np.asarray(labels, dtype=str))
     known = np.asarray(labels, dtype=str)[order]
     found = GrowingArray((), np.dtype(np.int64))
@@ -130,10 +110,7 @@ def to_indices(targets: Array, labels: Sequence[str]) -> Array:
 
 
 def are_labels(targets: Array, labels: Sequence[str], rank: int) -> bool:
-    """Return whether targets are class labels: strings, or numbers where the labels are numbers as strings.
-
-    Other numbers are class indices; arrays with more axes than ``rank`` are distributions over classes.
-    """
+    """Return whether targets are class labels: strings, or numbers where the labels are numbers as strings."""
     kind = kind_of(targets.dtype)
     numbers = kind in ("integer", "float") and targets.ndim == rank
     return kind == "string" or (numbers and any(map(is_number, labels)))
@@ -159,16 +136,7 @@ def some_labels(labels: Sequence[str]) -> str:
 
 
 def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Array:
-    """Convert labels to the form of a classification loss: [N, 1] to [N], integral floats to integers.
-
-    Args:
-        targets: Class indices, or distributions over classes, which are kept.
-        prediction: Shape of the scores.
-        axis: Axis of the classes; the rank where there is none.
-
-    Raises:
-        DataError: A label is NaN.
-    """
+    """Convert labels to the form of a classification loss: [N, 1] to [N], integral floats to integers."""
     rank, shape = len(prediction), targets.shape
     if targets.ndim == rank and axis < rank and prediction[axis] != 1:
         last = prediction[-1]
@@ -201,10 +169,7 @@ def _are_whole(block: Array) -> bool:
 
 
 def as_numbers(targets: Array, prediction: Sequence[Dimension]) -> Array:
-    """Add or remove a last axis of size 1, if the targets then have the rank of the prediction.
-
-    The words true and false become 1 and 0.
-    """
+    """Add or remove a last axis of size 1, if the targets then have the rank of the prediction."""
     rank = len(prediction)
     if kind_of(targets.dtype) == "string" and all(map(are_truth_values, _blocks(targets))):
         targets = GrowingArray.of(targets, np.dtype(bool), to_truth_values).finish()

@@ -24,21 +24,7 @@ _WORKER: Final = Path(__file__).with_name("limited_worker.py")
 
 
 class LimitedProcess:
-    """A script that answers requests in a process with limited memory and with a time limit per request.
-
-    Args:
-        script: File with a function ``start(settings)``; see ``limited_worker.py``.
-        settings: First request, JSON.
-        memory: Bytes that the process may map.
-        seconds: Time limit of a request, besides a second for each ``speed`` characters.
-        speed: Characters per second.
-
-    Attributes:
-        ready: Answer to the settings.
-
-    Raises:
-        DataError: The script refuses the settings, crashes, or exceeds a limit.
-    """
+    """A script that answers requests in a process with limited memory and with a time limit per request."""
 
     def __init__(self, script: Path, settings: Any, *, memory: int, seconds: float, speed: int) -> None:
         self._memory, self._limit, self._speed = memory, seconds, speed
@@ -55,16 +41,7 @@ class LimitedProcess:
         self.ready: Any = self.ask({"memory": memory, "settings": settings}, int(seconds * speed))[0]
 
     def ask(self, request: Any, size: int | None = None) -> tuple[Any, bytes]:
-        """Send a request; return the answer and the bytes that follow it.
-
-        Args:
-            request: A value that JSON can represent.
-            size: Number of the user's characters to process, by default of the request; more of them get more time and
-                a longer answer.
-
-        Raises:
-            DataError: The script fails, or the process exceeds a limit.
-        """
+        """Send a request; return the answer and the bytes that follow it."""
         assert self._process.stdin is not None
         data = json.dumps(request).encode()
         size = len(data) if size is None else size

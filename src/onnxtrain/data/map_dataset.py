@@ -29,12 +29,7 @@ _SORTED_BATCHES: Final = 50
 
 
 class Examples(Protocol):
-    """Interface of the examples that a `MapDataset` reads.
-
-    Attributes:
-        columns: Names of the columns that are stacked to an input, by input.
-        declared_labels: Labels that the data declare.
-    """
+    """Interface of the examples that a `MapDataset` reads."""
 
     columns: dict[str, tuple[str, ...]]
     declared_labels: tuple[str, ...]
@@ -79,24 +74,7 @@ class ExampleSource(ABC):
 
 
 class MapDataset(IterableDataset):
-    """Batches of a map-style dataset, with batch size and shuffling of the training.
-
-    The order of an epoch is that of an `ArrayDataset`; where examples have lengths, shuffled batches hold examples of
-    similar length. Every batch is checked when it is read.
-
-    Args:
-        examples: The examples.
-        specs: Requirements of the model's inputs.
-        name: Name of the data in error messages.
-        target: Name of the target, where examples are mappings with several arrays besides the inputs.
-        target_spec: Requirements of the loss.
-        need_target: Raise an error where examples have no targets.
-        validate: Check values for NaN and infinity when they are read.
-        others: Names of further arrays, taken as given.
-
-    Raises:
-        DataError: There is no example.
-    """
+    """Batches of a map-style dataset, with batch size and shuffling of the training."""
 
     size: int
 
@@ -246,17 +224,7 @@ class MapDataset(IterableDataset):
 
 
 def of_rows(weights: Array, count: int, name: str, kept: Sequence[int] | None = None) -> Array:
-    """Return the weights of the rows that are examples.
-
-    Args:
-        weights: One weight per row.
-        count: Number of rows.
-        name: The data in messages.
-        kept: Indices of the rows that are examples; ``None`` for all.
-
-    Raises:
-        DataError: There is another number of weights.
-    """
+    """Return the weights of the rows that are examples."""
     if len(weights) != count:
         raise DataError(f"sample_weight has {len(weights):,} weights, but {name} has {count:,} rows; give one per row.")
     return weights if kept is None else weights[np.asarray(kept)]
@@ -267,13 +235,6 @@ def by_length(lengths: Array, batch_size: int) -> Array:
 
     Some batches at a time are sorted by length and divided again. These batches follow each other by their first
     example in the shuffled order, so that their lengths are in no order.
-
-    Args:
-        lengths: Length of each example, in shuffled order.
-        batch_size: Examples per batch.
-
-    >>> by_length(np.array([9, 1, 8, 2, 7]), 2).tolist()
-    [0, 2, 4, 3, 1]
     """
     found = []
     for start in range(0, len(lengths), _SORTED_BATCHES * batch_size):
@@ -287,16 +248,7 @@ def by_length(lengths: Array, batch_size: int) -> Array:
 
 
 class IndexedExamples:
-    """Examples from an object that returns one example for an index: a mapping, ``(input, target)``, or one array.
-
-    Images of Pillow are read for the model's inputs as in an `ImageFolder`.
-
-    Args:
-        source: An object with a length that returns an example for an index; its method ``__getitems__``, if any,
-            returns a list of examples for a list of indices.
-        name: Its name in messages.
-        specs: Requirements of the model's inputs.
-    """
+    """Examples from an object that returns one example for an index: a mapping, ``(input, target)``, or one array."""
 
     def __init__(self, source: Any, name: str, specs: Sequence[TensorSpec] = ()) -> None:
         self._source, self._name = source, name
@@ -308,11 +260,7 @@ class IndexedExamples:
         return len(self._source)
 
     def batch(self, rows: Sequence[int]) -> object:
-        """Some examples, put together array by array.
-
-        Raises:
-            DataError: they differ in form or shape.
-        """
+        """Some examples, put together array by array."""
         many: Callable[[Sequence[int]], Sequence[object]] | None = getattr(self._source, "__getitems__", None)
         found: list[Any] = list(many(rows)) if many is not None else [self._source[row] for row in rows]
         first = found[0]
@@ -374,15 +322,6 @@ class HuggingFaceExamples:
     Columns with the names of the model's inputs are its inputs. A model with one input takes the only other column,
     whatever its name (such as one of images), or else all columns of numbers stacked. Targets of type ``ClassLabel``
     become the names of their classes.
-
-    Args:
-        dataset: The dataset, with its own format or transform.
-        specs: Requirements of the model's inputs.
-        target: Column of targets.
-        need_target: Raise an error where there are no targets.
-
-    Raises:
-        DataError: The columns do not fit the inputs.
     """
 
     def __init__(
@@ -477,11 +416,7 @@ def is_stream(value: object) -> bool:
 
 
 def refuse_other_kinds(value: Any) -> None:
-    """Refuse a dictionary of datasets, and a stream.
-
-    Raises:
-        DataError: The value is one of these.
-    """
+    """Refuse a dictionary of datasets, and a stream."""
     if isinstance(value, dict):
         raise DataError(f"the data is a dictionary of datasets ({', '.join(value)}); give one, such as data['train'].")
     if not hasattr(value, "select_columns") or not hasattr(value, "__len__"):
@@ -505,11 +440,7 @@ def _is_table(dataset: Any, name: str, spec: TensorSpec) -> bool:
 
 
 def _numbers(column: Sequence[Any], name: str) -> Array:
-    """Convert a column to an array.
-
-    Raises:
-        DataError: It has missing values, objects, or lists of different lengths.
-    """
+    """Convert a column to an array."""
     try:
         values = np.asarray(column)
     except ValueError:

@@ -17,11 +17,7 @@ class NoSuchArrayError(DataError):
 
 
 def check_beside(names: Iterable[str], there: Iterable[str], subject: str) -> None:
-    """Check that arrays besides the inputs exist.
-
-    Raises:
-        NoSuchArrayError: One is missing; the message begins with ``subject``.
-    """
+    """Check that arrays besides the inputs exist."""
     held = list(there)
     for name in names:
         if name not in held:
@@ -29,14 +25,7 @@ def check_beside(names: Iterable[str], there: Iterable[str], subject: str) -> No
 
 
 def check_caches(arrays: Mapping[str, object], specs: Sequence[TensorSpec], subject: str) -> tuple[str, ...]:
-    """Refuse a KV cache with rows, which a model without its KV-cache inputs would ignore.
-
-    Returns:
-        The names of the KV-cache inputs.
-
-    Raises:
-        DataError: A KV cache has rows, or the flag of a merged decoder asks for one.
-    """
+    """Refuse a KV cache with rows, which a model without its KV-cache inputs would ignore."""
     caches = specs[0].kv_caches if specs else ()
     for name in caches:
         shape = _cache_shape(arrays[name]) if name in arrays else None
@@ -66,24 +55,7 @@ def match_names(
     target: str | None = None,
     need_target: bool = True,
 ) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets by name.
-
-    Arrays with the names of the model's inputs are its inputs; the remaining one is the target.
-
-    Args:
-        arrays: The arrays by name.
-        specs: The model's inputs.
-        subject: Name of the data in error messages.
-        target: Name of the target, needed where there are several arrays besides the inputs; an input's name is
-            allowed (an autoencoder's target).
-        need_target: Raise an error where there is no target; else only a named target is used.
-
-    Returns:
-        The inputs by name in the model's order, and the targets or None.
-
-    Raises:
-        DataError: An input is missing, or the target does not exist or is ambiguous.
-    """
+    """Find inputs and targets by name."""
     caches = check_caches(arrays, specs, subject)
     missing = [spec.name for spec in specs if spec.name not in arrays]
     if not any(spec.name in missing for spec in specs if not spec.beside):
@@ -132,9 +104,6 @@ def match_positions(
     It may be ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
     model's inputs, or a mapping; or flat, all inputs in order and then the targets; or, where no targets are
     needed, only the inputs in order.
-
-    Raises:
-        DataError: the tuple has another form.
     """
     count = len(specs)
     flat = all(is_array_like(part) for part in parts)
@@ -168,11 +137,7 @@ def match_positions(
 def joined(
     inputs: object, targets: Mapping[str, object], specs: Sequence[TensorSpec], subject: str
 ) -> dict[str, object]:
-    """Combine inputs of any form and several targets by name into one mapping.
-
-    Raises:
-        DataError: An input is missing, or the inputs are neither a mapping, a tuple nor an array.
-    """
+    """Combine inputs of any form and several targets by name into one mapping."""
     own = [spec for spec in specs if spec.name not in targets]
     return {**match_batch(inputs, own, f"the inputs of {subject}", need_target=False)[0], **targets}
 
@@ -185,11 +150,7 @@ def match_batch(
     target: str | None = None,
     need_target: bool = True,
 ) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input and no target.
-
-    Raises:
-        DataError: An array is missing.
-    """
+    """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input and no target."""
     if isinstance(item, Mapping):
         return match_names(item, specs, subject, target=target, need_target=need_target)
     if isinstance(item, tuple) or (isinstance(item, list) and not is_array_like(item)):
@@ -235,14 +196,7 @@ def _kinds(parts: Sequence[object]) -> str:
 
 
 class NamedColumns:
-    """An array with names of the elements along axis 1.
-
-    It implements the array interface as far as datasets need it.
-
-    Args:
-        array: [N, F].
-        names: F names.
-    """
+    """An array with names of the elements along axis 1."""
 
     def __init__(self, array: Array, names: tuple[str, ...]) -> None:
         self.array, self.names = array, names
@@ -268,11 +222,7 @@ def is_frame(value: object) -> bool:
 
 
 def columns_of_table(frame: Any, subject: str) -> dict[str, Any]:
-    """Return the keys of a table's columns by their names.
-
-    Raises:
-        DataError: Two columns have the same name.
-    """
+    """Return the keys of a table's columns by their names."""
     keys = list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
     names = [str(key) for key in keys]
     check_unique(names, subject)
@@ -280,11 +230,7 @@ def columns_of_table(frame: Any, subject: str) -> dict[str, Any]:
 
 
 def check_unique(names: Sequence[str], subject: str) -> None:
-    """Refuse columns of the same name.
-
-    Raises:
-        DataError: There are some.
-    """
+    """Refuse columns of the same name."""
     if len(set(names)) == len(names):
         return
     seen: set[str] = set()
@@ -300,11 +246,7 @@ def column_of(frame: Any, key: object, name: str) -> Array:
 
 
 def named_array(value: object, spec: TensorSpec | None, subject: str) -> tuple[Array, tuple[str, ...] | None]:
-    """Convert a value to NumPy, with the columns of a table in the model's order, and return their names.
-
-    Raises:
-        DataError: It does not convert, or its columns have other names.
-    """
+    """Convert a value to NumPy, with the columns of a table in the model's order, and return their names."""
     if isinstance(value, NamedColumns):
         array, names = value.array, value.names
         if spec is None or (order := in_order(names, spec, subject)) == list(names):
@@ -326,9 +268,6 @@ def in_order(found: Sequence[str], spec: TensorSpec, subject: str) -> list[str]:
     """Return the names of columns in the order of an input.
 
     Names that only number the columns (0, 1, 2, ...) keep their order.
-
-    Raises:
-        DataError: The input has other names.
     """
     known = spec.columns
     if known is None or tuple(found) == known:
@@ -356,12 +295,7 @@ def some_names(names: Iterable[str]) -> str:
 
 
 class Columns(NamedTuple):
-    """Assignment of a table's columns to inputs and target.
-
-    Attributes:
-        features: Columns that are stacked to the only input, in its order; ``None`` where every input is a column.
-        target: Column of targets; ``None`` where none is needed.
-    """
+    """Assignment of a table's columns to inputs and target."""
 
     features: list[str] | None
     target: str | None
@@ -370,14 +304,7 @@ class Columns(NamedTuple):
 def choose_columns(
     columns: Sequence[str], specs: Sequence[TensorSpec], subject: str, *, target: str | None, need_target: bool
 ) -> Columns:
-    """Find inputs and target among the columns of a table.
-
-    Columns with the names of the model's inputs are its inputs. Otherwise a model with one input takes all other
-    columns but the target, stacked in the order of the input's column names, or in the order of the table.
-
-    Raises:
-        DataError: A column is missing, or the columns do not fit the inputs.
-    """
+    """Find inputs and target among the columns of a table."""
     beside = [spec.name for spec in specs if spec.beside]
     specs = [spec for spec in specs if not spec.beside]
     check_beside(beside, columns, f"{subject} has no column")
@@ -409,11 +336,7 @@ def columns_of(spec: TensorSpec, features: list[str] | None) -> list[str]:
 
 
 def check_width(columns: Columns, spec: TensorSpec, subject: str) -> None:
-    """Check that an input has as many elements as there are columns.
-
-    Raises:
-        DataError: It has more or fewer.
-    """
+    """Check that an input has as many elements as there are columns."""
     features, target = columns
     if not features:
         raise DataError(f"{subject} has only the target column '{target}'; it needs columns for '{spec.name}'.")
@@ -431,11 +354,7 @@ def check_width(columns: Columns, spec: TensorSpec, subject: str) -> None:
 def match_frame(
     frame: Any, specs: Sequence[TensorSpec], *, target: str | None, need_target: bool
 ) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets in a table of pandas or Polars; see `choose_columns`.
-
-    Raises:
-        DataError: A column is missing, or the columns do not fit the inputs.
-    """
+    """Find inputs and targets in a table of pandas or Polars; see `choose_columns`."""
     keys = columns_of_table(frame, "the table")
     chosen = choose_columns([*keys], specs, "the table", target=target, need_target=need_target)
     features, target = chosen
@@ -467,13 +386,6 @@ def rows_to_inputs(rows: np.ndarray, inputs: Sequence[TensorSpec]) -> dict[str, 
 
     An input takes as many columns as its shape has elements without the batch axis; an input of unknown size takes one,
     or all where it is the only input.
-
-    Args:
-        rows: Numbers [N, F].
-        inputs: Requirements of the model's inputs.
-
-    Raises:
-        DataError: The number of columns differs from the inputs' elements, or an integer input gets fractions.
 
     Example:
         >>> image = TensorSpec("image", np.dtype(np.float32), ("N", 1, 2, 2))

@@ -51,51 +51,7 @@ def open_dataset(
     validate: bool = True,
     others: Sequence[str] = (),
 ) -> Dataset:
-    """Open data of any accepted form for a model.
-
-    Arrays with the names of the model's inputs are its inputs; the remaining one is the target.
-
-    Args:
-        source: One of
-
-            - a path to a ``.npz`` file, to a folder of ``.npy`` files, or to one ``.npy`` file for a model with one
-              input and no target; files are memory-mapped and may be larger than memory;
-            - a path to a ``.csv`` or ``.tsv`` file, or a `CsvFile`;
-            - a path to a ``.parquet`` or ``.arrow`` file;
-            - a path to a folder with one folder of images per class, or an `ImageFolder`;
-            - a path to a ``.tar`` file in the format of WebDataset, a pattern of several, or a `TarFile`;
-            - a path to a ``.safetensors`` file;
-            - texts and a tokenizer: a `TextFile`;
-            - packed sequences of tokens: `pack`;
-            - rows of texts for a language model: an `onnxtrain.text.ChatData`;
-            - a dataset of Hugging Face's ``datasets``, or any map-style dataset, which returns an example per index;
-            - a mapping from name to array;
-            - a table of pandas or Polars with a column of targets;
-            - ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
-              model's inputs, or a mapping;
-            - an array, for a model with one input, when no targets are needed;
-            - an iterable of batches, each a mapping or ``(inputs, targets)``: a list, a PyTorch-style loader;
-            - a function without arguments that returns an iterator of batches;
-            - a `Dataset`.
-
-            Columns of tables are reordered by name to ``columns`` of the input's spec.
-        specs: Requirements of the model's inputs, in their order.
-        target: Name of the target, needed where there are several arrays besides the inputs.
-        target_spec: Requirements of the loss; None takes the targets as given.
-        need_target: Raise an error where there are no targets.
-        validate: Check all values for NaN and infinity; iterables are checked batch by batch.
-        others: Names of further arrays, such as several targets or example weights, taken as given. In
-            ``(inputs, targets)`` they are in a mapping of targets, or in the mapping of inputs.
-
-    Raises:
-        DataError: The data cannot be read or does not fit the model.
-
-    >>> import numpy as np
-    >>> specs = [TensorSpec("image", np.dtype(np.float32), ("N", 2))]
-    >>> data = open_dataset({"image": np.zeros((3, 2)), "label": np.array([0, 1, 1])}, specs)
-    >>> data.size, next(data.batches(2)).inputs["image"].dtype
-    (3, dtype('float32'))
-    """
+    """Open data of any accepted form for a model."""
     if isinstance(source, Dataset):
         return source.in_order_of(specs)
     wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32), beside=True) for name in others)]

@@ -160,16 +160,7 @@ def pack(
 
 
 class PackedExamples:
-    """Packed rows as examples of a `MapDataset`.
-
-    Args:
-        packed: The rows.
-        specs: Requirements of the model's inputs.
-        need_target: Return labels, too.
-
-    Raises:
-        DataError: Packed rows lack an input of the model, or the model cannot keep sequences apart.
-    """
+    """Packed rows as examples of a `MapDataset`."""
 
     def __init__(self, packed: PackedSequences, specs: Sequence[TensorSpec], *, need_target: bool = True) -> None:
         self._packed, self._need_target = packed, need_target
@@ -201,11 +192,7 @@ class PackedExamples:
         return (inputs, found["labels"]) if self._need_target else inputs
 
     def weights_of(self, weights: Array, name: str) -> Array:
-        """Refuse weights: a row holds several sequences.
-
-        Raises:
-            DataError: Always.
-        """
+        """Refuse weights: a row holds several sequences."""
         raise DataError(
             "sample_weight is one weight per example, but a packed row holds several sequences; train without packing, "
             "or set the labels of sequences that do not count to the label that the loss ignores."
@@ -230,11 +217,7 @@ def _role(spec: TensorSpec) -> str:
 
 
 def _form(spec: TensorSpec) -> Callable[[Array], Array]:
-    """Return a function that converts a mask [rows, 1, length, length] for an input.
-
-    Raises:
-        DataError: It has two axes; a working copy that numbers documents has another role for it.
-    """
+    """Return a function that converts a mask [rows, 1, length, length] for an input."""
     rank = None if spec.shape is None else len(spec.shape)
     if rank not in (3, 4):
         raise DataError(

@@ -140,11 +140,7 @@ def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterato
 
 
 def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
-    """Return the NumPy type of a column.
-
-    Raises:
-        DataError: It holds neither numbers nor, where they are allowed, strings.
-    """
+    """Return the NumPy type of a column."""
     types = arrow.types
     shown = kind
     if types.is_dictionary(kind):
@@ -160,11 +156,7 @@ def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
 
 
 def _values(column: Any, name: str, before: int) -> Array:
-    """Convert a column of a block to an array.
-
-    Raises:
-        DataError: A value is missing.
-    """
+    """Convert a column of a block to an array."""
     if column.null_count:
         row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or remove the example.")

@@ -27,16 +27,7 @@ _PATIENCE: Final = 1.0
 
 
 class Prefetch:
-    """Read ahead in a thread where preparing batches is slow, and measure the time that steps wait.
-
-    Order and values of batches, and the batch before which an error is raised, are the same as without a thread.
-
-    Args:
-        threaded: Allow the thread.
-
-    Attributes:
-        waited: Seconds that steps have waited for batches so far.
-    """
+    """Read ahead in a thread where preparing batches is slow, and measure the time that steps wait."""
 
     def __init__(self, *, threaded: bool = True) -> None:
         self.waited = 0.0
@@ -44,12 +35,7 @@ class Prefetch:
         self._slow = 0
 
     def __call__(self, batches: Iterator[Batch], *, copies: bool) -> Generator[Batch]:
-        """Yield the batches of an epoch.
-
-        Args:
-            batches: Iterator that prepares them.
-            copies: Copy batches, since preparing the next one may overwrite their arrays.
-        """
+        """Yield the batches of an epoch."""
         first = True
         while not self._threaded or self._slow < _IN_A_ROW:
             began = time.perf_counter()

@@ -84,10 +84,7 @@ def _resizing(config: Mapping[str, Any]) -> Resizing | None:
 def _edges(
     kind: str, config: Mapping[str, Any], crop: tuple[int, int] | None
 ) -> tuple[tuple[int, ...] | None, tuple[int, int] | None]:
-    """Return the edges after resizing, the shorter one alone where the ratio is kept, and the crop.
-
-    Some types resize further than their size says, as Levit and those with ``crop_pct`` do.
-    """
+    """Return the edges after resizing, the shorter one alone where the ratio is kept, and the crop."""
     size, share = config.get("size"), config.get("crop_pct")
     if is_edge(size) and kind.startswith(_BY_SHORTEST_EDGE):
         size = {"shortest_edge": size}

@@ -173,11 +173,7 @@ class TarFile(Reader):
         return suffix
 
     def _target(self, example: _Example) -> object:
-        """Return the target of an example, a number or a string.
-
-        Raises:
-            DataError: It is missing or cannot be read.
-        """
+        """Return the target of an example, a number or a string."""
         suffix = next((suffix for suffix in _TARGETS if suffix in example.parts), None)
         if suffix is None:
             raise DataError(

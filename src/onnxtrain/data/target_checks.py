@@ -21,23 +21,11 @@ class TargetCheck(Protocol):
     """Interface of target checks; equal checks test the same."""
 
     def __call__(self, targets: Array, what: str, examples: Examples) -> None:
-        """Raise a `DataError` that names the first example with an invalid value.
-
-        Args:
-            targets: The targets [N, ...], in the type of the loss.
-            what: Name of the array in error messages.
-            examples: Index in the data of each row.
-        """
+        """Raise a `DataError` that names the first example with an invalid value."""
 
 
 class LabelCheck(NamedTuple):
-    """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is unknown.
-
-    Attributes:
-        classes: The number of classes.
-        ignore_index: Label that is allowed outside of the range.
-        unit: The classes in messages.
-    """
+    """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is unknown."""
 
     classes: int | None
     ignore_index: int | None = None
@@ -77,12 +65,7 @@ class RelevanceCheck(NamedTuple):
 
 
 class BoxCheck(NamedTuple):
-    """Boxes [N, M, 5] have a class, a size, and a centre in the image; negative classes are padding.
-
-    Attributes:
-        loss: Name of the loss, for messages.
-        classes: The number of classes; None where it is unknown.
-    """
+    """Boxes [N, M, 5] have a class, a size, and a centre in the image; negative classes are padding."""
 
     loss: str
     classes: int | None
@@ -177,22 +160,7 @@ def check_labels(
     examples: Examples | None = None,
     unit: str = "classes",
 ) -> None:
-    """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``.
-
-    Args:
-        targets: Class indices [N, ...].
-        classes: Number of classes of the model; None where it is unknown.
-        ignore_index: Label outside the range that is allowed, since the loss ignores it.
-        what: Name of the array in error messages.
-        examples: Index in the data of each row; 0, 1, 2, ... by default.
-        unit: The classes in error messages.
-
-    >>> check_labels(np.array([0, 2, 1, -100]), classes=3, ignore_index=-100)
-    >>> check_labels(np.array([0, 3]), classes=3)
-    Traceback (most recent call last):
-        ...
-    onnxtrain.errors.DataError: the targets have label 3 at example 1, but labels must be 0 to 2 (3 classes).
-    """
+    """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``."""
     verb = "have" if what == "the targets" else "has"
     if kind_of(targets.dtype) not in ("integer", "boolean"):
         raise DataError(f"{what} {verb} labels of type {targets.dtype}, but class indices must be integers.")
@@ -213,14 +181,7 @@ def check_labels(
 
 
 def checked_class_weights(given: Any) -> tuple[float, ...] | dict[int, float]:
-    """Return class weights as a tuple, or by class where a dictionary is given.
-
-    Raises:
-        OptionError: They are no finite numbers of at least 0, or all 0.
-
-    >>> checked_class_weights([1, 2]), checked_class_weights({3: 2})
-    ((1.0, 2.0), {3: 2.0})
-    """
+    """Return class weights as a tuple, or by class where a dictionary is given."""
     keys = [*given] if isinstance(given, Mapping) else []
     if not all(isinstance(key, int | np.integer) and not isinstance(key, bool) and key >= 0 for key in keys):
         raise OptionError(f"class_weights has the classes {keys}; classes are integers of at least 0.")
@@ -241,11 +202,7 @@ def checked_class_weights(given: Any) -> tuple[float, ...] | dict[int, float]:
 
 
 def check_weights(weights: Array, what: str = "sample_weight") -> Array:
-    """Return example weights after a check.
-
-    Raises:
-        DataError: They are not one finite number of at least 0 per example.
-    """
+    """Return example weights after a check."""
     if weights.dtype.kind not in "fiub" or weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
         raise DataError(
             f"{what} is {weights.dtype} of shape {weights.shape}; it needs one finite number of at least 0 per example."

@@ -138,11 +138,7 @@ class TextFile(Reader):
 
 
 def token_role(spec: TensorSpec) -> str:
-    """Return "ids", "mask", "types" or "positions" for an input of a language model.
-
-    Raises:
-        DataError: It does not take integers [batch, tokens].
-    """
+    """Return "ids", "mask", "types" or "positions" for an input of a language model."""
     if spec.dtype.kind not in "iub" or spec.shape is None or len(spec.shape) != 2:
         raise DataError(
             f"texts become integers [batch, tokens], but the input '{spec.name}' is {spec.dtype} "

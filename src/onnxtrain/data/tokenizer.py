@@ -40,14 +40,7 @@ Text = str | tuple[str, str]
 
 
 class Encoded(NamedTuple):
-    """A text as tokens.
-
-    Attributes:
-        ids: Token ids.
-        types: Type ids.
-        starts: Position of the first character of each token in the text.
-        ends: Position after its last character; that of the first for tokens that the tokenizer adds.
-    """
+    """A text as tokens."""
 
     ids: Array
     types: Array
@@ -56,13 +49,7 @@ class Encoded(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Settings for texts of another length than their row.
-
-    Attributes:
-        pad_token: Text of the token of padding; ``None`` where it is not known.
-        pads_left: True if padding comes before a text.
-        cuts_left: True if a text that is too long loses its beginning.
-    """
+    """Settings for texts of another length than their row."""
 
     pad_token: str | None = None
     pads_left: bool = False
@@ -71,11 +58,6 @@ class Sides(NamedTuple):
 
 def cut_text(text: Encoded, limit: int, *, left: bool = False) -> Encoded:
     """Return a text of at most this many tokens; tokens that the tokenizer adds at its ends stay.
-
-    Args:
-        text: The text.
-        limit: Most tokens.
-        left: Leave out the beginning instead of the end.
 
     Example:
         >>> ids = np.array([101, 7, 8, 9, 102])
@@ -106,23 +88,10 @@ class Encoder(Protocol):
     """Where rows are padded and cut."""
 
     def encode(self, texts: Sequence[Text], *, special: bool = True, size: int | None = None) -> list[Encoded]:
-        """Encode texts.
-
-        Args:
-            texts: The texts, or pairs of texts.
-            special: Add the special tokens of the tokenizer's post-processor.
-            size: Number of characters that the user gave, by which time is limited; by default that of the texts.
-
-        Raises:
-            DataError: The tokenizer fails on them.
-        """
+        """Encode texts."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special tokens.
-
-        Raises:
-            DataError: The tokenizer fails on them.
-        """
+        """Return the text of tokens, without special tokens."""
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token; ``None`` where there is none."""
@@ -133,15 +102,7 @@ def _size(text: Text) -> int:
 
 
 def open_tokenizer(given: Any) -> Encoder:
-    """Open a tokenizer and disable its own padding and truncation.
-
-    Args:
-        given: Path of a tokenizer.json, which runs in a process of its own, or a ``tokenizers.Tokenizer``.
-
-    Raises:
-        DataError: The file cannot be read, or ``tokenizers`` is not installed.
-        OptionError: The value is neither.
-    """
+    """Open a tokenizer and disable its own padding and truncation."""
     try:
         import tokenizers
     except ImportError:

@@ -16,11 +16,7 @@ _WHOLE_BATCHES = "give every rank the same whole batches, of which it takes its 
 
 
 def check_weights(communicator: Communicator, values: Mapping[str, np.ndarray]) -> None:
-    """Check that all ranks have the same values.
-
-    Raises:
-        ParallelError: A rank has other values.
-    """
+    """Check that all ranks have the same values."""
     found = {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in values.items()}
     records = communicator.gather_objects(found)
     for rank, record in enumerate(records):
@@ -33,11 +29,7 @@ def check_weights(communicator: Communicator, values: Mapping[str, np.ndarray]) 
 
 
 def check_same(where: str, rows: Sequence[float], contents: Sequence[float]) -> None:
-    """Check that all ranks were given the same batch or batches, by their numbers of rows and checksums.
-
-    Raises:
-        ParallelError: A rank was given another batch.
-    """
+    """Check that all ranks were given the same batch or batches, by their numbers of rows and checksums."""
     for rank, (count, content) in enumerate(zip(rows, contents, strict=True)):
         if (count, content) != (rows[0], contents[0]):
             how = f"{int(count)} rows, and rank 0 {int(rows[0])}" if count != rows[0] else "other values than rank 0"
@@ -45,11 +37,7 @@ def check_same(where: str, rows: Sequence[float], contents: Sequence[float]) -> 
 
 
 def check_ends(communicator: Communicator, number: int, *, ended: bool) -> None:
-    """Check that the data of all ranks ended after this number of batches, or of none.
-
-    Raises:
-        ParallelError: It ended for some ranks.
-    """
+    """Check that the data of all ranks ended after this number of batches, or of none."""
     ends = np.zeros((communicator.size, 1), np.uint8)
     ends[communicator.rank] = ended
     communicator.all_gather_(ends)

@@ -120,19 +120,10 @@ class Compression(ABC):
     digits or elements, and keeps the rest for the next step: e_r <- g_r + e_r - c_r. The c_r are summed in rank order,
     in the type of the gradients, so that the bits of the sum depend only on the number of ranks. Nothing is lost: the
     sums of all steps plus the residuals equal the gradients of all steps, up to rounding.
-
-    Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al., Error feedback fixes SignSGD, 2019.
     """
 
     @abstractmethod
     def reduce_(
         self, communicator: Communicator, gradients: np.ndarray, residual: np.ndarray, *, scatter: bool = False
     ) -> None:
-        """Replace gradients by the sum of all ranks' compressed gradients, and update the residual.
-
-        Args:
-            communicator: The ranks.
-            gradients: Gradients [size * n], divisible into one equal share per rank.
-            residual: Residual of earlier steps, of the same type and shape; changed in place.
-            scatter: Whether each rank needs only the sum of its own share; the other shares become undefined.
-        """
+        """Replace gradients by the sum of all ranks' compressed gradients, and update the residual."""

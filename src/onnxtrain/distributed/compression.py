@@ -18,9 +18,6 @@ class Rounding(Compression):
     A rank divides each message by a power of two above its largest magnitude, so that no value overflows. Each rank
     sums its share of the gradients and sends the sum, rounded again; it keeps the residual of this second rounding.
     N ranks send 2 (N - 1) / N of the elements each, as without compression, in 2 bytes per element.
-
-    Args:
-        name: ``"float16"`` (11 bits of precision) or ``"bfloat16"`` (8 bits).
     """
 
     def __init__(self, name: str) -> None:
@@ -114,11 +111,7 @@ class TopK(Compression):
 
 
 def choose_compression(given: object) -> Compression | None:
-    """Return the compression that the argument ``compress`` names.
-
-    Raises:
-        OptionError: There is no compression of that name.
-    """
+    """Return the compression that the argument ``compress`` names."""
     if given is None or isinstance(given, Compression):
         return given
     if given in ("float16", "bfloat16"):

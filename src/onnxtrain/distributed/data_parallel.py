@@ -56,10 +56,6 @@ def buckets(objective: Objective, processes: int) -> list[list[str]]:
 
     The gradient of a parameter is complete when the backward pass has passed its first reader. The order depends only
     on the model, so that it is the same on all ranks.
-
-    Args:
-        objective: The loss on the working copy of the model.
-        processes: The number of ranks.
     """
     enough = bucket_bytes(processes)
     graph = objective.model.graph
@@ -84,26 +80,7 @@ def buckets(objective: Objective, processes: int) -> list[list[str]]:
 
 
 class DataParallelExecutor(Executor):
-    """Run steps in which every rank takes a part of the batch; all ranks have the same parameters and states.
-
-    A batch is divided by rows: each of N ranks takes ceil(rows / N) of them, the last ranks the remainder. Each
-    computes weight * gradient and weight * loss of its part. The sums in rank order have the same bits as those of one
-    process that adds up N micro-batches. Then every rank computes the same update.
-
-    Running statistics of batch normalization are averaged over the ranks with a part of the batch.
-
-    Attributes:
-        scatters: Whether each rank needs only the sums of its share of the gradients.
-        frees_gradients: Whether the backward pass frees the gradients of a bucket once they are announced.
-
-    Args:
-        objective: The loss on the working copy of the model.
-        config: The configuration that the objective was made for, with a communicator of several ranks.
-        values: First values of states on rank 0, which sends them to all; by default those of the model.
-
-    Raises:
-        ParallelError: A rank has another version, another model or other settings, or does not answer.
-    """
+    """Run steps in which every rank takes a part of the batch; all ranks have the same parameters and states."""
 
     scatters = frees_gradients = False
 
@@ -137,10 +114,7 @@ class DataParallelExecutor(Executor):
         return self.communicator.overlap
 
     def _announced(self, bucket: int, addresses: bytes) -> bool:
-        """Return whether the finished gradients of a bucket lie in the memory that is reduced.
-
-        A step that cannot update them in place computes them elsewhere, and moves them there when it ends.
-        """
+        """Return whether the finished gradients of a bucket lie in the memory that is reduced."""
         return addresses == self._addresses[bucket]
 
     @functools.cached_property
@@ -226,12 +200,7 @@ class DataParallelExecutor(Executor):
         return super().step_batch(batch, learning_rate)
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
-        """Train one step on this rank's part of the batch, possibly empty; return the loss over all ranks.
-
-        Raises:
-            ParallelError: Another rank has ended, does not answer, or was given another batch.
-            StepError: onnxruntime failed.
-        """
+        """Train one step on this rank's part of the batch, possibly empty; return the loss over all ranks."""
         names, states = self.objective.names, self.states
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
@@ -325,19 +294,11 @@ class DataParallelExecutor(Executor):
         return self._signal_of_any != 0
 
     def check_agreement(self, identity: Mapping[str, Any], data: Mapping[str, Dataset | None]) -> None:
-        """Check that all ranks train by the same settings on the same data.
-
-        Raises:
-            ParallelError: A rank differs.
-        """
+        """Check that all ranks train by the same settings on the same data."""
         agree(self.communicator, {key: value for key, value in identity.items() if key != "weights"}, data)
 
     def check_equal_weights(self) -> None:
-        """Check that all ranks have the same weights.
-
-        Raises:
-            ParallelError: A rank has other weights.
-        """
+        """Check that all ranks have the same weights."""
         trained = [*self.objective.parameters, *self.objective.statistics]
         check_weights(self.communicator, {name: self.states.current(name) for name in trained})
 
@@ -417,16 +378,7 @@ _MOST_ROWS = 100_000
 def agree(
     communicator: Communicator, description: Mapping[str, Any], data: Mapping[str, Dataset | None] | None = None
 ) -> None:
-    """Check that all ranks have equal descriptions.
-
-    Args:
-        communicator: The ranks.
-        description: The settings.
-        data: The data that the description has hashes of.
-
-    Raises:
-        ParallelError: One differs; the message names the rank and the difference.
-    """
+    """Check that all ranks have equal descriptions."""
     records = communicator.gather_objects(dict(description))
     for rank, record in enumerate(records):
         different = differences(record, records[0])

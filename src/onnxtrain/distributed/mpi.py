@@ -237,14 +237,7 @@ class MPI(Communicator):
     def _exchange(
         self, sent: Sequence[np.ndarray | None], received: Sequence[np.ndarray | None], what: str, size: int
     ) -> None:
-        """Send each other rank its part and receive one from each; ``None`` or empty arrays are skipped.
-
-        Args:
-            sent: Parts to send, by rank.
-            received: Parts to receive, by rank.
-            what: Name of the operation.
-            size: Bytes of its whole array.
-        """
+        """Send each other rank its part and receive one from each; ``None`` or empty arrays are skipped."""
         world, requests, waiting, tag = self._world, [], [], _tag(what, size)
         for step in range(1, self.size):  # pairs up all ranks differently in each step
             other = (self.rank - step) % self.size
@@ -273,16 +266,6 @@ class MPI(Communicator):
 
         The first polls do not pause, since most messages arrive soon. Later polls yield the CPU: with fewer CPUs than
         ranks, a busy wait would block the rank that it waits for.
-
-        Args:
-            requests: Receives and sends.
-            what: Name of the operation.
-            partners: The other rank of each request.
-            receives: Receives by sending rank.
-            tag: Tag of their messages.
-
-        Raises:
-            ParallelError: Another rank has ended, did not answer in time, or has called another operation.
         """
         done, until, polls = self._library.Request.Testall, 0.0, 0
         while not done(requests):
@@ -343,10 +326,7 @@ class MPI(Communicator):
         sys.excepthook = end
 
     def _leave(self) -> None:
-        """Finalize MPI; after a failure, make sure that rank 0 can report the error.
-
-        A launcher kills all ranks as soon as one exits with a nonzero status, so rank 0 exits last.
-        """
+        """Finalize MPI; after a failure, make sure that rank 0 can report the error."""
         library, world = self._library, self._world
         if library.Is_finalized():
             return
@@ -434,11 +414,7 @@ def _restore(order: Literal["rank", "fast"], compress: Compression | None, timeo
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-    """Return a flat view of an array.
-
-    Raises:
-        ParallelError: The array is not contiguous or not writable.
-    """
+    """Return a flat view of an array."""
     if not (array.flags.c_contiguous and array.flags.writeable):
         raise ParallelError(f"An array of shape {array.shape} is read-only or not contiguous; give a copy of it.")
     return array.reshape(-1)

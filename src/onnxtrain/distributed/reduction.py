@@ -19,22 +19,7 @@ _LISTENER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes
 
 
 class Reduction:
-    """Sum groups of gradients over all ranks, each as soon as it is ready.
-
-    All ranks reduce the groups in the order of their indices: in a second thread while the first one computes, or
-    without overlap after the computation.
-
-    Args:
-        communicator: The ranks. No other code may use it within :meth:`overlapping`.
-        groups: Functions that reduce one group each.
-        announced: Called whenever the gradients of a group are computed.
-        overlap: Whether a second thread may reduce groups.
-        at_once: Whether groups are reduced at once without overlap, not at the end of a step.
-
-    Attributes:
-        waited: Seconds that the computing thread waited for sums, in all steps.
-        last: Times of the last step by :func:`time.perf_counter`: end of the computation, end of the sums.
-    """
+    """Sum groups of gradients over all ranks, each as soon as it is ready."""
 
     def __init__(
         self,
@@ -68,11 +53,7 @@ class Reduction:
 
     @contextmanager
     def overlapping(self, times: int) -> Iterator[None]:
-        """Context of a backward pass: reduce each group once it was ready ``times`` times, the others at the end.
-
-        Raises:
-            ParallelError: Another rank has ended, or does not answer.
-        """
+        """Context of a backward pass: reduce each group once it was ready ``times`` times, the others at the end."""
         self._counts, self._times, self._started, self._error = [0] * len(self._groups), times, [], None
         self._communicator.set_background(self._overlap)
         try:

@@ -17,13 +17,7 @@ from onnxtrain.runtime.step import Session, create_session
 
 
 class Layout(NamedTuple):
-    """Layout of a gradient in the array of its bucket.
-
-    Attributes:
-        name: Name of the parameter.
-        begin: Index of its first element in the array.
-        shape: Its shape.
-    """
+    """Layout of a gradient in the array of its bucket."""
 
     name: str
     begin: int
@@ -51,13 +45,6 @@ class RowSquares:
     A rank sums the rows within its share. A row that crosses the end of a share is sent to all ranks, and each sums it.
     The exchange adds zeros only, which changes no bit, so that the result does not depend on the order of the ranks.
     ONNX Runtime adds up a vector in another order than a row of a matrix, so that each has a session of its own.
-
-    Args:
-        buckets: Layouts of the gradients of each bucket, in the order of its array; an array has one equal share per
-            rank.
-        communicator: The ranks.
-        dtypes: Types of the buckets' gradients.
-        order: The parameters in the order in which one process adds up their sums.
     """
 
     def __init__(
@@ -84,11 +71,7 @@ class RowSquares:
         """First values of the sums, by the names of the states that an update reads."""
 
     def add_up(self, shares: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the sums of squares of all rows of all gradients; all ranks call this together.
-
-        Args:
-            shares: This rank's share of each bucket's gradients.
-        """
+        """Return the sums of squares of all rows of all gradients; all ranks call this together."""
         found: dict[str, np.ndarray] = {}
         for layouts, share in zip(self._buckets, shares, strict=True):
             found |= self._of_bucket(layouts, share)

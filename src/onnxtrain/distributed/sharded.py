@@ -32,13 +32,7 @@ _SEND_BUFFERS = 2
 
 @dataclass(frozen=True)
 class _Piece:
-    """The part of a parameter that a rank updates.
-
-    Attributes:
-        group: Index of its bucket.
-        elements: Its elements in the array of the bucket.
-        start: Its first element in the parameter.
-    """
+    """The part of a parameter that a rank updates."""
 
     group: int
     elements: slice
@@ -50,20 +44,7 @@ class _Piece:
 
 
 class ShardedExecutor(DataParallelExecutor):
-    """Run steps on N ranks that keep an N-th of the optimizer's states each (ZeRO, stage 1).
-
-    The gradients of a bucket, and its parameters in the same order, are one array that is cut into N equal shares at
-    any element. Every rank sums its share of the gradients (reduce-scatter), updates its share of the parameters, and
-    sends it to all (all-gather). That moves as many bytes as an all-reduce of the gradients, and gives the same bits.
-
-    Clipping by norm sums the squares of whole gradient rows, in the order of a single process; a row that crosses two
-    shares is sent to all ranks.
-
-    Args:
-        objective: The loss on the working copy of the model.
-        config: The configuration that the objective was made for.
-        values: First values of states on rank 0; by default those of the model.
-    """
+    """Run steps on N ranks that keep an N-th of the optimizer's states each (ZeRO, stage 1)."""
 
     scatters = True
 
@@ -234,11 +215,7 @@ class ShardedExecutor(DataParallelExecutor):
         return list(dict.fromkeys([*super().checkpoint_names, self.objective.names.count, *states]))
 
     def load_states(self, values: Mapping[str, np.ndarray]) -> None:
-        """Load this rank's share of the states of a checkpoint.
-
-        Raises:
-            OptionError: A value is of another type or shape.
-        """
+        """Load this rank's share of the states of a checkpoint."""
         own = {*self.states, *self.residual_names}
         super().load_states({name: value for name, value in values.items() if name in own})
         if self.objective.names.count in values:
@@ -262,17 +239,7 @@ class ShardedExecutor(DataParallelExecutor):
 
 
 class ShardedGradientExecutor(ShardedExecutor):
-    """Run steps on N ranks that keep an N-th of the states and of the gradients each (ZeRO, stage 2).
-
-    The backward pass frees the gradients of a bucket as soon as they are copied to a send buffer, and each rank keeps
-    its share of their sums. If both send buffers are full, the backward pass waits. Sums and weights have the same bits
-    as with :class:`ShardedExecutor`.
-
-    Args:
-        objective: The loss on the working copy of the model.
-        config: The configuration that the objective was made for.
-        values: First values of states on rank 0; by default those of the model.
-    """
+    """Run steps on N ranks that keep an N-th of the states and of the gradients each (ZeRO, stage 2)."""
 
     frees_gradients = True
 
@@ -358,11 +325,7 @@ class ShardedSyncBatchNormExecutor(SyncBatchNormExecutor, ShardedExecutor):
 
 
 def executor_class(config: TrainingConfig) -> type[DataParallelExecutor]:
-    """Return the class of executor for the ranks of a configuration.
-
-    Raises:
-        OptionError: Two options exclude each other.
-    """
+    """Return the class of executor for the ranks of a configuration."""
     if config.distributed.shard_gradients:
         if config.synchronized:
             raise OptionError(

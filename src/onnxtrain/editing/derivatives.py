@@ -263,12 +263,7 @@ def per_example_gradients(
 
 
 def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
-    """Return the names of y: the given ones, by default all floating outputs.
-
-    Raises:
-        GradientError: A value does not exist or is not floating, there is none, or there are several and
-            ``one`` is true.
-    """
+    """Return the names of y: the given ones, by default all floating outputs."""
     if given is not None:
         names = names_of(given, "y")
         if one and len(names) > 1:
@@ -402,17 +397,7 @@ def _unit_vectors(op: Builder, y: Value, *, batch: bool) -> Value:
 
 
 def _scan(op: Builder, pairs: dict[ir.Value, Value], outputs: Sequence[ir.Value], *, axis: bool = False) -> list[Value]:
-    """Move the nodes that depend on some inputs into the body of a Scan over stacks of these inputs.
-
-    Args:
-        op: The builder of the main graph.
-        pairs: Inputs, each with the values that it takes in turn, stacked along axis 0.
-        outputs: Values to stack.
-        axis: Whether a slice gets an axis of size 1 in front, as a batch of one.
-
-    Returns:
-        The stacked values.
-    """
+    """Move the nodes that depend on some inputs into the body of a Scan over stacks of these inputs."""
     graph = op.graph
     slices = [
         ir.Value(name=f"{value.name}.slice", type=value.type, shape=_without_batch(value) if axis else value.shape)

@@ -64,11 +64,7 @@ def dynamic_batch(model: Model) -> onnx.ModelProto:
 
 
 def free_batch_axis(model: ir.Model) -> bool:
-    """Free the batch size of a model whose shapes are inferred, in place, without checking the result.
-
-    Returns:
-        True if the batch size was fixed.
-    """
+    """Free the batch size of a model whose shapes are inferred, in place, without checking the result."""
     graph = model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers and _static(value)]
     sizes = [_static(value)[0] for value in inputs]
@@ -94,13 +90,7 @@ def _sizes(value: ir.Value | None, static: Sequence[int | None]) -> npt.NDArray[
 
 
 class _Freeing:
-    """A model while its batch size is freed.
-
-    Args:
-        model: The model.
-        size: The fixed batch size.
-        axes: The batch axes of the inputs.
-    """
+    """A model while its batch size is freed."""
 
     def __init__(self, model: ir.Model, size: int, axes: BatchAxes) -> None:
         self.graph, self.opset = model.graph, model.graph.opset_imports.get("", 1)

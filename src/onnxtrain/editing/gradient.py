@@ -102,11 +102,7 @@ def _only_output(graph: ir.Graph) -> str:
 
 
 def names_of(given: Sequence[str] | str, argument: str) -> list[str]:
-    """Return the names that an argument lists, each once.
-
-    Raises:
-        GradientError: It lists none, or other things than names.
-    """
+    """Return the names that an argument lists, each once."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not names or not all(isinstance(name, str) for name in names):
         raise GradientError(f"{argument} is {given!r}; it needs a name, or a list of names.")
@@ -124,11 +120,7 @@ def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
 
 
 def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
-    """Find a value by its name in the main graph.
-
-    Raises:
-        GradientError: There is none; the message names the argument.
-    """
+    """Find a value by its name in the main graph."""
     if not isinstance(name, str):
         raise GradientError(f"{argument} is {name!r}; it needs the name of a value.")
     for value in graph.inputs:

@@ -196,13 +196,7 @@ def _bias_after(working: Working, head: ir.Node) -> ir.Node | None:
 
 
 def _fit_tail(working: Working, head: ir.Value, old: int, new: int) -> None:
-    """Adapt the nodes behind a head to its new number of classes, in place.
-
-    The sizes of Reshape, Resize and Expand are changed on the class axis.
-
-    Raises:
-        OptionError: A node behind the head requires the old number.
-    """
+    """Adapt the nodes behind a head to its new number of classes, in place."""
     behind, sizes = {head}, set[ir.Value]()
     for node in working.graph:
         read = [value for value in (*node.inputs, *captured_values(node)) if value is not None]

@@ -167,12 +167,7 @@ def _scales(model: onnx.ModelProto) -> dict[str, float]:
 
 
 def _masked_nodes(model: onnx.ModelProto, scales: Mapping[str, float]) -> list[str]:
-    """Return the nodes that compute or read values of which some are masked, as before a softmax.
-
-    Args:
-        model: The model before quantization.
-        scales: The scale of each activation.
-    """
+    """Return the nodes that compute or read values of which some are masked, as before a softmax."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
         for name in node.input:

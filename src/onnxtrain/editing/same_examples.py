@@ -17,16 +17,7 @@ _TOLERANCE = 1e-3
 
 
 def check_same_examples(fixed: onnx.ModelProto, free: onnx.ModelProto, *, seed: int = 0) -> None:
-    """Run both models on the same random examples and compare.
-
-    Args:
-        fixed: The model with a fixed batch size.
-        free: The same with a dynamic one.
-        seed: Seed of the examples.
-
-    Raises:
-        OptionError: The model with the dynamic batch size cannot run, or computes something else.
-    """
+    """Run both models on the same random examples and compare."""
     size = next(
         dim.dim_value
         for old, new in zip(fixed.graph.input, free.graph.input, strict=True)

@@ -22,18 +22,7 @@ Model = str | os.PathLike[str] | onnx.ModelProto
 
 
 class Working:
-    """A model that is being edited.
-
-    Args:
-        given: A path or a loaded model; it is not changed.
-
-    Attributes:
-        model: The copy to edit; types and shapes of its values are inferred.
-        graph: Its main graph.
-
-    Raises:
-        ModelError: The model cannot be read.
-    """
+    """A model that is being edited."""
 
     def __init__(self, given: Model) -> None:
         proto = ModelFile.load(given).dense().inlined()
@@ -52,11 +41,7 @@ class Working:
         return self.graph.opset_imports[""]
 
     def output(self, name: str | None) -> ir.Value:
-        """Find an output by its name; by default the first floating-point one.
-
-        Raises:
-            OptionError: The model has no such output.
-        """
+        """Find an output by its name; by default the first floating-point one."""
         names = ", ".join(repr(value.name) for value in self.graph.outputs)
         if name is None:
             found = next((value for value in self.graph.outputs if is_float(value)), None)
@@ -69,11 +54,7 @@ class Working:
         return found
 
     def value(self, name: str) -> ir.Value:
-        """Find a value by its name, or by the name of the node that computes it.
-
-        Raises:
-            OptionError: No value has this name, or the node has several outputs.
-        """
+        """Find a value by its name, or by the name of the node that computes it."""
         for node in self.graph:
             for value in node.outputs:
                 if value.name == name:
@@ -131,11 +112,7 @@ class Working:
             value.shape = None
 
     def finish(self) -> onnx.ModelProto:
-        """Return the edited model, without nodes, weights and inputs that no output needs, and without stale shapes.
-
-        Raises:
-            ModelError: It is not valid.
-        """
+        """Return the edited model, without nodes, weights and inputs that no output needs, and without stale shapes."""
         remove_unused(self.model)
         for value in list(self.graph.inputs):
             if not value.uses() and not value.is_graph_output() and value not in self._unread:

@@ -47,11 +47,7 @@ def gc_paused() -> Iterator[None]:
 
 @contextmanager
 def ignored_warnings(category: type[Warning] = Warning, module: str = "") -> Iterator[None]:
-    """Ignore warnings of a category from modules that match a pattern.
-
-    ``warnings.catch_warnings`` alone restores the filters of another thread's block when blocks overlap; here the last
-    block to end restores those of before the first.
-    """
+    """Ignore warnings of a category from modules that match a pattern."""
     global _ignoring
     with _lock:
         if not _ignoring:
@@ -68,16 +64,7 @@ def ignored_warnings(category: type[Warning] = Warning, module: str = "") -> Ite
 
 
 def import_optional(module: str, *, needs: str, packages: str) -> Any:
-    """Import a module of an optional package.
-
-    Args:
-        module: The module's name.
-        needs: Start of the error: who needs which package.
-        packages: The packages to install, as for pip.
-
-    Raises:
-        OptionError: The package is not installed, or has no such module.
-    """
+    """Import a module of an optional package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -85,13 +72,7 @@ def import_optional(module: str, *, needs: str, packages: str) -> Any:
 
 
 def classes_in(package: str, base: type[T], ending: str = "") -> dict[str, type[T]]:
-    """Import the modules of a package; return the public classes derived from a base that they define, by name.
-
-    Args:
-        package: The package.
-        base: The base.
-        ending: The end of the names of the modules to import.
-    """
+    """Import the modules of a package; return the public classes derived from a base that they define, by name."""
     found: dict[str, type[T]] = {}
     for file in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if not file.name.endswith(ending):
@@ -105,12 +86,7 @@ def classes_in(package: str, base: type[T], ending: str = "") -> dict[str, type[
 
 
 def public_names(package: str, more: Callable[[], Iterable[str]] = tuple) -> Callable[[], list[str]]:
-    """Return a ``__dir__`` for a package: its public names, without the modules and helpers that it imports.
-
-    Args:
-        package: The package.
-        more: Returns further names, such as those that plugins add.
-    """
+    """Return a ``__dir__`` for a package: its public names, without the modules and helpers that it imports."""
 
     def names() -> list[str]:
         found = vars(sys.modules[package])

@@ -17,9 +17,6 @@ _JOINERS = "\u200c\u200d"
 def visible(text: str) -> str:
     r"""Return a text whose characters are all shown and none is obeyed; line breaks and tabs stay.
 
-    Names in models, data and checkpoints come from other people. Printed as they are, they could write anywhere on the
-    terminal, set its title, or show one thing and mean another.
-
     >>> visible("layer\x1b[31m")
     'layer\\x1b[31m'
     """

@@ -81,11 +81,7 @@ def register_flags(name: str, flags: type | str, *, of: Literal["data", "fit"]) 
 
 
 def _add(kind: str, name: str, entry: object) -> None:
-    """Add an entry.
-
-    Raises:
-        OptionError: The name is taken, or is no name.
-    """
+    """Add an entry."""
     if not isinstance(name, str) or not name or any(char in name for char in " (),:"):
         raise OptionError(f"The name {name!r} of a {kind} needs to be a text without spaces, commas and brackets.")
     entries = _entries.setdefault(kind, {})

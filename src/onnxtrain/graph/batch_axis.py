@@ -22,24 +22,14 @@ ONE: Product = (1, ())
 
 
 class BatchAxis(NamedTuple):
-    """The batch axis of a value.
-
-    Attributes:
-        axis: Its index.
-        before: The size of earlier axes that a Reshape merged with the batch: 5 if [5, batch] became [5 batch].
-    """
+    """The batch axis of a value."""
 
     axis: int
     before: Product = ONE
 
 
 class BatchAxes(dict[ir.Value, BatchAxis]):
-    """The batch axes of values; a value without one, or with an unknown one, is absent.
-
-    Args:
-        given: The batch axes of values to begin with.
-        size: The batch size: a number, or a symbol.
-    """
+    """The batch axes of values; a value without one, or with an unknown one, is absent."""
 
     def __init__(self, given: dict[ir.Value, BatchAxis], size: Dimension) -> None:
         super().__init__(given)

@@ -30,14 +30,7 @@ _HIDDEN = "onnxtrain.hidden"
 
 
 def infer_within_bounds(proto: ModelProto) -> ModelProto:
-    """Infer types and shapes by ONNX with data propagation, without following vectors that are too long.
-
-    Args:
-        proto: The model; may be changed.
-
-    Raises:
-        ModelError: Declared types or shapes contradict the inferred ones.
-    """
+    """Infer types and shapes by ONNX with data propagation, without following vectors that are too long."""
     hide_computed_slices(proto.graph)
     try:
         if _has_large_sizes(proto.graph) or _large_makers(proto.graph):
@@ -165,10 +158,7 @@ _READING_FLOATS: Final = _WITH_BODIES | {"Cast", "CastLike", "Range", "Resize", 
 
 
 def _large_makers(graph: GraphProto, outside: _Bounds | None = None, around: float = 1.0) -> list[NodeProto]:
-    """The nodes that make a vector of a computed size that may be too long.
-
-    Few of the operators that data propagation computes give larger numbers than they read: their inputs bound them.
-    """
+    """The nodes that make a vector of a computed size that may be too long."""
     bounds = _Bounds({tensor.name: tensor for tensor in graph.initializer}, outside)
     largest, found = 0.0, []
     for node in graph.node:
@@ -206,12 +196,7 @@ def _large_makers(graph: GraphProto, outside: _Bounds | None = None, around: flo
 
 
 class _Bounds(dict[str, float]):
-    """The largest number of each value, computed on first use; 0 where nothing is known.
-
-    Args:
-        tensors: The initializers.
-        outside: The bounds in the surrounding graph of a body.
-    """
+    """The largest number of each value, computed on first use; 0 where nothing is known."""
 
     def __init__(self, tensors: Mapping[str, TensorProto], outside: _Bounds | None) -> None:
         super().__init__()

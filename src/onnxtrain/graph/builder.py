@@ -23,13 +23,6 @@ class Builder:
     numbers and arrays become constants of the type that the operator needs. Keyword arguments are attributes;
     ``domain`` names another operator set. The same operator on the same inputs is emitted once:
     the first result is returned again.
-
-    Args:
-        graph: The graph that gets nodes and constants.
-        opset: Version of the default operator set that the graph is written in.
-        before: Insert before this node instead of at the end.
-        outer: The builder of the surrounding graph, where ``graph`` is the body of an operator: it gets the
-            constants, and names get a prefix, since a body may not reuse a name of its surroundings.
     """
 
     def __init__(
@@ -66,11 +59,7 @@ class Builder:
     def several(
         self, operator: str, *inputs: Operand | None, outputs: int, domain: str = "", **attributes: Any
     ) -> tuple[Value, ...]:
-        """Emit one node of any operator and return all its outputs; attributes that are ``None`` are left out.
-
-        Raises:
-            OperatorError: An input is neither a value nor a number nor an array.
-        """
+        """Emit one node of any operator and return all its outputs; attributes that are ``None`` are left out."""
         given = {key: _plain(item) for key, item in attributes.items() if item is not None}
         operands = [item for item in inputs if item is None or isinstance(item, Value)]
         if len(operands) < len(inputs):
@@ -94,10 +83,7 @@ class Builder:
     def _padded_on_every_axis(
         self, x: Value | None, pads: Value | None, fill: Value | None, axes: Value | None
     ) -> list[Value | None]:
-        """Pad's inputs with pads for every axis instead of ``axes``; an unknown rank is computed in the graph.
-
-        ONNX Runtime fails on Pad with axes between transpositions (workarounds: transposed padding).
-        """
+        """Pad's inputs with pads for every axis instead of ``axes``; an unknown rank is computed in the graph."""
         if x is None or pads is None or axes is None:
             return [x, pads, fill, axes]
         listed = axes.constant()
@@ -153,10 +139,6 @@ class Builder:
         """A builder that inserts before a node of the same graph and shares constants with this one.
 
         It shares computed sizes, too, so call it for nodes in the order of the graph.
-
-        Args:
-            node: The node.
-            sharing: Reuse equal nodes that other builders of this graph emitted.
         """
         self._names()  # once for all of these builders
         other = copy.copy(self)
@@ -235,14 +217,7 @@ class Builder:
         return self.constant(number, like.dtype)
 
     def binary(self, operator: str, left: Operand, right: Operand) -> Value:
-        """An arithmetic or comparison operator; numbers and arrays take the type of the other side.
-
-        Adding zero, multiplying by one and dividing by one emit nothing.
-
-        Raises:
-            OperatorError: A number does not fit the type of the other side, or an operand is neither a value nor a
-                number nor an array.
-        """
+        """An arithmetic or comparison operator; numbers and arrays take the type of the other side."""
         if isinstance(left, Value) and not isinstance(right, Value):
             if _is_number(right) and _is_neutral(operator, right):
                 return left
@@ -391,11 +366,7 @@ class Builder:
         return self.Transpose(value, perm=order)
 
     def reduce_to(self, value: Value, like: Value) -> Value:
-        """Sum ``value`` over the axes along which ``like`` was broadcast to its shape.
-
-        Decided from the shapes where they suffice: an axis of size 1 in ``like`` is summed, equal symbols
-        are equal sizes. The rest is decided in the graph.
-        """
+        """Sum ``value`` over the axes along which ``like`` was broadcast to its shape."""
         from_shape, to_shape = value.shape, like.shape
         if from_shape is None or to_shape is None or len(to_shape) > len(from_shape):
             return self._reduce_dynamically(value, like)

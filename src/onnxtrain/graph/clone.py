@@ -17,18 +17,7 @@ def clone_nodes(
     rename: Callable[[str], str] = lambda name: name,
     attributes: Mapping[str, ir.Attr] | None = None,
 ) -> list[ir.Node]:
-    """Copy nodes in order.
-
-    Args:
-        nodes: In topological order.
-        values: Substitutes for values that the nodes read; others are read as they are. The outputs of the
-            copies are added.
-        rename: Gives the nodes and values of the copy their names.
-        attributes: The values that references to a function's attributes get; ``None`` keeps the references.
-
-    Returns:
-        The copies, not yet part of a graph.
-    """
+    """Copy nodes in order."""
     return [_clone_node(node, values, rename, attributes) for node in nodes]
 
 
@@ -141,10 +130,7 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
 
 
 def all_nodes(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """Iterate over the nodes of a graph or function and of all bodies in it, each node before its bodies.
-
-    onnx-ir's own iterator takes ten times as long for nodes without bodies.
-    """
+    """Iterate over the nodes of a graph or function and of all bodies in it, each node before its bodies."""
     for node in nodes:
         yield node
         for body in subgraphs(node):

@@ -55,13 +55,6 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
     sizes. skl2onnx declares [N, 4] for a regression on 4 features whose nodes compute [N, 1]; exporters declare the
     shape of one branch of an If for both. Outputs of the main graph keep their rank, on which callers of it rely,
     and so do those of operators of other domains, which only the file tells.
-
-    Args:
-        graph: A graph whose shapes were inferred from its inputs alone.
-        declared: The shapes that the values had before.
-
-    Returns:
-        True if a shape became more specific, so that another inference may find more.
     """
     untrue = _untrue_symbols(declared)
     forget_symbols(graph, untrue)
@@ -202,15 +195,7 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def forget_shapes(graph: ir.Graph, *, ranks: bool = True) -> dict[ir.Value, ir.Shape]:
-    """Remove the shapes of all node outputs, those in bodies included.
-
-    Args:
-        graph: The graph, changed in place.
-        ranks: Whether the graph's outputs keep their rank.
-
-    Returns:
-        The removed shapes.
-    """
+    """Remove the shapes of all node outputs, those in bodies included."""
     removed: dict[ir.Value, ir.Shape] = {}
     _forget(graph, removed)
     for output in graph.outputs:

@@ -25,11 +25,7 @@ LONGEST = 64
 
 
 class Facts(Protocol):
-    """The knowledge about a node's inputs from which the shape of its output follows.
-
-    Attributes:
-        divides_symbols: True if the -1 of a Reshape may be found by dividing symbols by each other.
-    """
+    """The knowledge about a node's inputs from which the shape of its output follows."""
 
     divides_symbols: bool
 

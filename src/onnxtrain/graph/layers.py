@@ -40,15 +40,7 @@ Axes = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """The way in which an operator reads its weight and bias.
-
-    Attributes:
-        outputs: Axis of the weight that counts outputs.
-        inputs: Axis of the weight that counts inputs, of one group.
-        channels: Axis of x and y that the layer's inputs and outputs are.
-        bias: Input slot of the bias; ``None`` where an Add behind the node adds it.
-        groups: Number of groups of a convolution.
-    """
+    """The way in which an operator reads its weight and bias."""
 
     outputs: int
     inputs: int
@@ -59,8 +51,6 @@ class Form:
 
 def form_of(operator: str, attributes: Mapping[str, Any]) -> Form | None:
     """Return how an operator reads the weight in its second input, or ``None`` if it is no layer.
-
-    A Gemm with ``transA`` is none: the rows of its x are its columns.
 
     Example:
         >>> form_of("Gemm", {"transB": 1}).outputs, form_of("MatMul", {}).outputs, form_of("Relu", {})
@@ -87,10 +77,7 @@ def form_of_node(node: ir.Node) -> Form | None:
 
 
 def reads_transposed(node: ir.Node, slot: int = 1) -> bool:
-    """Return whether a matmul with such attributes (Gemm, FusedMatMul, Linear) reads an operand transposed.
-
-    Its weight, the second operand, is then [outputs, inputs].
-    """
+    """Return whether a matmul with such attributes (Gemm, FusedMatMul, Linear) reads an operand transposed."""
     return node.attributes.get_int(("transA", "transB")[slot], 0) != 0
 
 
@@ -199,12 +186,7 @@ def follows(node: ir.Node, known: Collection[ir.Value]) -> bool:
 
 
 def computed_constants(model: ir.Model, *, weights: bool) -> dict[ir.Value, np.ndarray]:
-    """Compute the floating values that follow from constants and that other nodes read, such as transposed weights.
-
-    Args:
-        model: A model with types and shapes; nothing is changed.
-        weights: Also of weights; otherwise only of integers and single numbers, such as the zeros of a bias.
-    """
+    """Compute the floating values that follow from constants and that other nodes read, such as transposed weights."""
     known = {v for v in constant_values(model) if (node := v.producer()) is None or not _is_kept(node)}
     nodes: list[ir.Node] = []
     for node in model.graph:

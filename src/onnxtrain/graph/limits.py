@@ -30,11 +30,7 @@ def fits(*sizes: int) -> bool:
 
 
 def check_table(*sizes: int) -> None:
-    """Check that a constant of these sizes may be written into the graph.
-
-    Raises:
-        TooLargeError: It is too large.
-    """
+    """Check that a constant of these sizes may be written into the graph."""
     if not fits(*sizes):
         raise TooLargeError(
             f"needs a table of {' x '.join(map(str, sizes))} numbers in the graph, where {LARGEST_TABLE} are the most"
@@ -42,11 +38,7 @@ def check_table(*sizes: int) -> None:
 
 
 def check_positions(*sizes: int) -> None:
-    """Check that a rule may write nodes for each position of a window.
-
-    Raises:
-        TooLargeError: The window has too many positions.
-    """
+    """Check that a rule may write nodes for each position of a window."""
     if math.prod(sizes) > MOST_POSITIONS:
         raise TooLargeError(
             f"writes out a window of {' x '.join(map(str, sizes))} positions, where {MOST_POSITIONS} are the most"
@@ -54,11 +46,7 @@ def check_positions(*sizes: int) -> None:
 
 
 def check_shapes(graph: ir.Graph) -> None:
-    """Check that no tensor has more elements than a tensor can have.
-
-    Raises:
-        GradientError: One has.
-    """
+    """Check that no tensor has more elements than a tensor can have."""
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
         if value.shape is not None and math.prod(size for size in value.shape if isinstance(size, int)) > LARGEST_SHAPE:
             raise GradientError(
@@ -72,11 +60,7 @@ DEEPEST = 31
 
 
 def check_depth(graph: ir.Graph) -> None:
-    """Check that protocol buffers can read a graph.
-
-    Raises:
-        GradientError: Its bodies are nested too deeply.
-    """
+    """Check that protocol buffers can read a graph."""
     found = _depth(graph)
     if found > DEEPEST:
         raise GradientError(
@@ -90,10 +74,7 @@ def _depth(graph: ir.Graph) -> int:
 
 
 def has_body_in_branches(model: ir.Model, branches: int) -> bool:
-    """Return whether a node with a body lies inside that many nested branches; functions count at their calls.
-
-    ONNX Runtime has a bug with these nodes (workarounds: branches that move twice).
-    """
+    """Return whether a node with a body lies inside that many nested branches; functions count at their calls."""
     return _has_body(model.graph, model.functions, set(), branches)
 
 

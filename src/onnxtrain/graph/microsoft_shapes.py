@@ -23,11 +23,7 @@ _OWN = frozenset({*_LIKE_INPUT, "GroupQueryAttention", "MatMulNBits"})
 
 
 def infer_microsoft_types(node: ir.Node) -> bool:
-    """Give a type to outputs without one, in the order of the graph, also behind such nodes in standard operators.
-
-    Returns:
-        True if an output got one.
-    """
+    """Give a type to outputs without one, in the order of the graph, also behind such nodes in standard operators."""
     source = node.inputs[0] if node.inputs else None
     if source is None or source.type is None or not node.outputs or node.outputs[0].type is not None:
         return False

@@ -81,13 +81,6 @@ def escape(name: str) -> str:
 def no_match(option: str, pattern: str, kind: str, known: Iterable[str], advice: str = "") -> str:
     """Return the error message for a pattern that matches nothing.
 
-    Args:
-        option: The option that holds the pattern.
-        pattern: The pattern.
-        kind: Noun for the objects that it could match, in the singular.
-        known: Names of these objects.
-        advice: A further sentence.
-
     Example:
         >>> no_match("train", "head.*", "initializer", ["w", "b"])
         "train='head.*' matches no initializer; the model has w, b."

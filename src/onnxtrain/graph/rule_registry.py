@@ -13,14 +13,7 @@ NEWEST = 10_000
 
 
 class Versioned(Protocol):
-    """The part of a rule's entry that the registry reads.
-
-    Attributes:
-        operator: Name of the operator.
-        domain: Its domain.
-        since: First opset version of the domain that the rule covers.
-        until: Last one.
-    """
+    """The part of a rule's entry that the registry reads."""
 
     @property
     def operator(self) -> str: ...  # noqa: D102
@@ -36,23 +29,14 @@ Entry = TypeVar("Entry", bound=Versioned)
 
 
 class RuleRegistry(Generic[Entry]):
-    """Entries by operator and domain, for opset ranges that do not overlap.
-
-    Args:
-        what: What an entry holds, for messages: "A gradient".
-        error: The error for ranges that overlap.
-    """
+    """Entries by operator and domain, for opset ranges that do not overlap."""
 
     def __init__(self, what: str, error: type[OnnxTrainError]) -> None:
         self._what, self._error = what, error
         self._entries: dict[tuple[str, str], list[Entry]] = {}
 
     def add(self, entry: Entry) -> None:
-        """Add an entry.
-
-        Raises:
-            OnnxTrainError: Its range overlaps with that of another; of the class given to the registry.
-        """
+        """Add an entry."""
         found = self._entries.setdefault((canonical(entry.domain), entry.operator), [])
         for other in found:
             if entry.since <= other.until and other.since <= entry.until:

@@ -25,14 +25,7 @@ _NAMERS: list[Callable[[ir.Node], list[ir.Value]]] = []
 
 
 def register_inference(infer: Callable[[ir.Node], bool], name_outputs: Callable[[ir.Node], list[ir.Value]]) -> None:
-    """Add an inference of operators that ONNX does not know.
-
-    Args:
-        infer: Gives the outputs of a node types and shapes where it knows the operator; returns whether any of them
-            was not known before.
-        name_outputs: Names those outputs of a node for which ONNX's inference needs a name, and returns them; they
-            lose the names afterwards.
-    """
+    """Add an inference of operators that ONNX does not know."""
     _INFERENCES.append(infer)
     _NAMERS.append(name_outputs)
 

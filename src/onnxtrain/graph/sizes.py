@@ -40,11 +40,7 @@ _ARITHMETIC: dict[str, Callable[..., object]] = {
 
 
 def fold_sizes(model: ir.Model) -> dict[ir.Value, Content]:
-    """Replace small integer tensors that follow from known shapes by constants, in place.
-
-    Returns:
-        The elements of the others, as far as they are known.
-    """
+    """Replace small integer tensors that follow from known shapes by constants, in place."""
     known: dict[ir.Value, Content] = {}
     for _ in range(_ROUNDS):
         if not _fold(model.graph, known):

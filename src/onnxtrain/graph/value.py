@@ -22,11 +22,7 @@ Operand = Union["Value", float, int, np.ndarray]
 
 
 class Value:
-    """A value of a graph under construction; arithmetic, order comparisons and indexing emit nodes.
-
-    Two wrappers of the same ``ir`` value are interchangeable. ``==`` compares the Python objects; ``op.Equal`` compares
-    the elements of two values.
-    """
+    """A value of a graph under construction; arithmetic, order comparisons and indexing emit nodes."""
 
     __slots__ = ("ir", "op")
 
@@ -208,10 +204,7 @@ def is_float(value: ir.Value) -> bool:
 
 
 def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or of a Constant node's output; ``None`` for other values.
-
-    onnx-ir's own function checks the tensor of every Constant against a protocol, which takes 0.1 ms.
-    """
+    """The tensor of an initializer or of a Constant node's output; ``None`` for other values."""
     node = value.producer()
     if value.const_value is None and node is not None and node.op_type == "Constant" and not node.domain:
         given = node.attributes.get("value")
@@ -265,9 +258,6 @@ def lift_operands(op: Builder, operator: str, inputs: Sequence[Any], domain: str
     A constant gets the type that the operator's schema requires: the type of an input that shares its type parameter,
     or the only allowed type. Where the schema leaves it open, a number takes the type of the floating inputs, else
     int64 or float32, and an array keeps its own.
-
-    Raises:
-        OperatorError: An input is neither a value nor a number nor an array, or loses digits in that type.
     """
     formals = _formal_inputs(operator, domain, op.opset, len(inputs))
     known: dict[str, ir.DataType] = {}
@@ -290,11 +280,7 @@ def lift_operands(op: Builder, operator: str, inputs: Sequence[Any], domain: str
 
 
 def as_array(item: object, where: str) -> np.ndarray:
-    """Convert a number, an array or a list of numbers to an array.
-
-    Raises:
-        OperatorError: It is something else, such as a Python bool, which ``==`` returns for two values.
-    """
+    """Convert a number, an array or a list of numbers to an array."""
     if isinstance(item, bool):
         raise OperatorError(
             f"{where} is {item}, a Python bool; == and != compare the Python objects, so write "
@@ -314,11 +300,7 @@ def as_array(item: object, where: str) -> np.ndarray:
 
 
 def exact(array: np.ndarray, dtype: ir.DataType, where: str) -> np.ndarray:
-    """Convert an array to an element type; floating types round.
-
-    Raises:
-        OperatorError: An integer type cannot hold one of the numbers.
-    """
+    """Convert an array to an element type; floating types round."""
     wanted = dtype.numpy()
     if array.dtype == wanted or dtype.is_floating_point():
         return array.astype(wanted, copy=False)
@@ -392,11 +374,7 @@ _BEGIN: Final = np.iinfo(np.int64).min
 
 
 def _indexed(value: Value, key: Any) -> Value:
-    """``value[key]``: one Slice for all slices, a Gather per integer or array, one Unsqueeze for all ``None``.
-
-    Raises:
-        OperatorError: There are too many indices, or one is out of range or not supported by ONNX.
-    """
+    """``value[key]``: one Slice for all slices, a Gather per integer or array, one Unsqueeze for all ``None``."""
     entries = _per_axis(value, key if isinstance(key, tuple) else (key,))
     axes = [entry for entry in entries if entry is not None]
     result = _sliced(value, axes)

@@ -160,14 +160,7 @@ class LossByExample(Loss):
     """Base of losses that are a sum over examples, whose terms may be weighted."""
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the loss.
-
-        Args:
-            op: The builder.
-            prediction: Output of the model.
-            target: Target of the prediction.
-            weights: Weights of the examples [N].
-        """
+        """Emit the loss."""
         return super().build(op, prediction, target)
 
 
@@ -197,22 +190,13 @@ class ReducedLoss(LossByExample):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreLoss(ReducedLoss):
-    """Base of losses on logits or probabilities.
-
-    Args:
-        from_logits: True for predictions that are logits, False for probabilities; by default probabilities where the
-            graph proves them, else logits.
-    """
+    """Base of losses on logits or probabilities."""
 
     from_logits: bool | None = None
 
 
 def check_weight(name: str, weight: float) -> None:
-    """Refuse an invalid weight of a loss.
-
-    Raises:
-        OptionError: The weight is not a finite number of at least 0.
-    """
+    """Refuse an invalid weight of a loss."""
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not number or not (np.isfinite(weight) and weight >= 0):
         raise OptionError(
@@ -234,14 +218,7 @@ def class_axis(rank: int) -> int:
 
 
 def label_axis(prediction: Sequence[Dimension], labels: Sequence[int], sizes: Mapping[str, int], preferred: int) -> int:
-    """Infer the class axis from the shape of labels: without it the prediction has their shape.
-
-    Args:
-        prediction: Shape of the prediction.
-        labels: Shape of the labels, examples first; -1 fits every size.
-        sizes: Known sizes of symbolic dimensions of the prediction.
-        preferred: The axis to return where it fits, or where no axis fits.
-    """
+    """Infer the class axis from the shape of labels: without it the prediction has their shape."""
     fitting = [
         axis
         for axis in range(1, len(prediction))
@@ -305,10 +282,7 @@ def weighted(op: Builder, terms: Value, weights: Value) -> Value:
 
 
 def softplus(op: Builder, z: Value) -> Value:
-    """log(1 + exp(z)), which cannot overflow, and whose gradient is sigmoid(z) for every z.
-
-    softplus(-|z|) + max(z, 0), with the maximum as (z + |z|) / 2: its gradient at 0 is 1/2, and that of Relu is 0.
-    """
+    """log(1 + exp(z)), which cannot overflow, and whose gradient is sigmoid(z) for every z."""
     size = op.Abs(z)
     return op.Softplus(-size) + (z + size) * 0.5
 
@@ -323,10 +297,7 @@ def mean_over(op: Builder, terms: Value, prediction: Value, weights: Value | Non
 
 
 class ClassLoss(ScoreLoss):
-    """Base of losses on scores along a class axis, whose targets are labels or distributions.
-
-    Subclasses declare the fields below.
-    """
+    """Base of losses on scores along a class axis, whose targets are labels or distributions."""
 
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices", "values")
     probabilities: ClassVar[Literal["distribution", "independent"] | None] = "distribution"
@@ -369,11 +340,7 @@ class ClassLoss(ScoreLoss):
         return op.cast(op.ReduceSum(counted, keepdims=0), prediction.dtype).with_shape(())
 
     def class_axis(self, prediction: Value) -> int:
-        """Return the class axis of the logits, from 1.
-
-        Raises:
-            OptionError: The logits do not have this axis.
-        """
+        """Return the class axis of the logits, from 1."""
         rank = node_rank(prediction)
         if rank < 2:
             raise OptionError(
@@ -402,11 +369,7 @@ class ClassLoss(ScoreLoss):
         return found if found is not None and 0 < found < prediction.rank else None
 
     def weight_by_class(self, prediction: Value, axis: int) -> tuple[float, ...] | None:
-        """Return one weight per class.
-
-        Raises:
-            OptionError: The number of classes differs.
-        """
+        """Return one weight per class."""
         given, size = self.class_weights, None if prediction.shape is None else prediction.shape[axis]
         if isinstance(given, Mapping):
             if not isinstance(size, int):
@@ -480,11 +443,7 @@ Forms = TargetForm | tuple[TargetForm, ...]
 
 @dataclass(frozen=True)
 class JointLoss:
-    """Weighted sum of losses, each on an output of its own.
-
-    Attributes:
-        parts: Pairs of output name and loss.
-    """
+    """Weighted sum of losses, each on an output of its own."""
 
     parts: tuple[tuple[str, Loss], ...]
 

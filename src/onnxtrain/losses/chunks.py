@@ -21,11 +21,7 @@ from onnxtrain.lowering.logits import LogitHead, as_rows, find_head
 
 
 def head_in_chunks(logits: ir.Value, loss: str, chunk: int) -> LogitHead | None:
-    """Find the nodes that compute logits; ``None`` for logits that no node computes.
-
-    Raises:
-        OptionError: The logits cannot be computed in chunks.
-    """
+    """Find the nodes that compute logits; ``None`` for logits that no node computes."""
     producer = logits.producer()
     found = None if producer is None else find_head(logits)
     if producer is not None and found is None:
@@ -48,11 +44,7 @@ def _operands(node: ir.Node) -> str:
 
 
 def check_chunk(chunk: int | None) -> None:
-    """Refuse chunks without a row.
-
-    Raises:
-        OptionError: The number of rows is below 1.
-    """
+    """Refuse chunks without a row."""
     if chunk is not None and chunk < 1:
         raise OptionError(f"chunk is {chunk}; it is a number of rows, 1 or more.")
 
@@ -60,15 +52,7 @@ def check_chunk(chunk: int | None) -> None:
 def sum_in_chunks(
     op: Builder, head: LogitHead, size: int, by_row: Sequence[tuple[Value, float]], term: Callable[..., Value]
 ) -> Value:
-    """Emit the sum over chunks of rows of a function of their logits, 0-d.
-
-    Args:
-        op: The builder of the model's graph.
-        head: The nodes that compute logits.
-        size: Rows per chunk; the last chunk is padded.
-        by_row: Vectors [S], such as labels, each with its padding value.
-        term: Emits the 0-d sum of a chunk from a builder, the logits [size, V] and the chunk's slices of ``by_row``.
-    """
+    """Emit the sum over chunks of rows of a function of their logits, 0-d."""
     zero = op.constant(0, dtype_of(head.logits))
     body = op.body([], "chunk")
     state = ir.Value(name=f"{body.unique_prefix()}sum", type=zero.ir.type, shape=ir.Shape(()))

@@ -184,11 +184,7 @@ class CTC(ScoreLoss):
 
 
 def valid_steps(op: Builder, name: str | None, target: Value) -> Value | None:
-    """Emit the number of valid time steps [N] that a value of the model holds; ``None`` without a name.
-
-    Raises:
-        OptionError: The model has no value of this name.
-    """
+    """Emit the number of valid time steps [N] that a value of the model holds; ``None`` without a name."""
     if name is None:
         return None
     named = {value.name: value for value in op.graph.inputs}

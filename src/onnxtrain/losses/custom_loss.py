@@ -282,11 +282,7 @@ def _scalar(op: Builder, loss: Value, prediction: Value, name: str) -> Value:
 
 
 def _check_nodes(op: Builder, nodes: Sequence[ir.Node], name: str) -> None:
-    """Run ONNX's checker and shape inference on the nodes alone, where their messages are still clear.
-
-    Raises:
-        OptionError: An operator does not exist, or has wrong inputs, attributes or types.
-    """
+    """Run ONNX's checker and shape inference on the nodes alone, where their messages are still clear."""
     made = {output for node in nodes for output in node.outputs}
     outer = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None and value not in made)
     bodies = any(attribute.type == ir.AttributeType.GRAPH for node in nodes for attribute in node.attributes.values())
@@ -313,15 +309,7 @@ def _check_nodes(op: Builder, nodes: Sequence[ir.Node], name: str) -> None:
 
 @dataclass(frozen=True)
 class ModelLoss(Loss):
-    """A model with two inputs, the prediction and the target in this order, and one scalar output.
-
-    Micro-batches are weighted by their number of examples.
-
-    Args:
-        path: The model.
-        predicts: Meaning of predictions for metrics: ``"classes"``, ``"binary"`` or ``"numbers"``.
-        weight: Factor of the loss, 0 or more.
-    """
+    """A model with two inputs, the prediction and the target in this order, and one scalar output."""
 
     name: ClassVar[str] = "model"
     has_text: ClassVar[bool] = False

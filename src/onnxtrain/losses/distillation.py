@@ -119,12 +119,7 @@ class Distillation(ClassLoss):
         return LossTerms((soft * self.mix + hard.loss * (1.0 - self.mix)).with_shape(()), hard.weight)
 
     def _teacher_logits(self, op: Builder, prediction: Value) -> Value:
-        """Emit the teacher on the inputs of the graph.
-
-        Raises:
-            ModelError: The teacher cannot be read.
-            OptionError: The teacher does not fit the model.
-        """
+        """Emit the teacher on the inputs of the graph."""
         model = self._teacher(op.opset)
         graph = model.graph
         axis = self.class_axis(prediction)

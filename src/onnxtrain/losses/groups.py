@@ -32,15 +32,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a model that takes groups, for the nodes of a loss behind it.
-
-    Attributes:
-        op: Builder of the main graph.
-        output: The model's output [N k, ...].
-        inputs: The model's inputs as rows [N k, ...], by name.
-        grouped: An input [N, k, ...].
-        size: Rows of an example, k; a symbol where examples of different batches may have different numbers.
-    """
+    """The rows of a model that takes groups, for the nodes of a loss behind it."""
 
     op: Builder
     output: Value
@@ -72,16 +64,7 @@ class Rows:
         return (self.output.shape or (None, None))[1]
 
     def log_probabilities(self, labels: Value, loss: str, chunk: int | None = None) -> Value:
-        """Emit the log-probability of each label [N, k, T] by the logits of the token before it, 0 where ignored.
-
-        Args:
-            labels: The labels.
-            loss: Name of the loss, for messages.
-            chunk: Tokens whose logits are computed at once; ``None`` for all.
-
-        Raises:
-            OptionError: The output holds no logits [rows, tokens, vocabulary], or they cannot be computed in chunks.
-        """
+        """Emit the log-probability of each label [N, k, T] by the logits of the token before it, 0 where ignored."""
         op, logits = self.op, self.output
         if node_rank(logits) == 3:
             logits = class_logits(op, logits.ir, 2, {})
@@ -141,22 +124,14 @@ class GroupLoss(ReducedLoss):
 
 
 def check_above_zero(loss: Loss, **values: Any) -> None:
-    """Refuse settings of a loss that are not finite numbers above 0.
-
-    Raises:
-        OptionError: One is not.
-    """
+    """Refuse settings of a loss that are not finite numbers above 0."""
     for name, value in values.items():
         if not (isinstance(value, int | float) and np.isfinite(value) and value > 0):
             raise OptionError(f"{name} is {value!r}; {loss.name} needs a finite number above 0.")
 
 
 def attach(model: ir.Model, output: ir.Value, loss: GroupLoss) -> ir.Value:
-    """Let a working copy take groups of rows, in place; return what the loss compares, its only output.
-
-    Raises:
-        OptionError: The model has a fixed batch size, or its output does not fit the loss.
-    """
+    """Let a working copy take groups of rows, in place; return what the loss compares, its only output."""
     graph = model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
     shapes = {value: dimensions(value) for value in inputs}

@@ -46,11 +46,7 @@ from onnxtrain.runtime.failures import require_shape
 
 
 def named_output(graph: ir.Graph, name: str | None) -> ir.Value:
-    """Return the output of the loss: the one of this name, by default the first floating one.
-
-    Raises:
-        OptionError: There is no such output.
-    """
+    """Return the output of the loss: the one of this name, by default the first floating one."""
     outputs = list(graph.outputs)
     if name is not None:
         found = [value for value in outputs if value.name == name]
@@ -104,18 +100,7 @@ def reading(output: ir.Value, loss: Loss, scores: Scores) -> Reading:
 
 @dataclass(frozen=True, eq=False)
 class LossHead:
-    """An output of the model with the loss on it, for targets of one form.
-
-    Attributes:
-        output: The model's output.
-        declared: The loss as it was given, for targets of any form.
-        form: Form of the targets.
-        loss: The loss for targets of this form.
-        prediction: The input of the loss: the output, or the logits before its final activation.
-        target: The input of the step graph for the targets.
-        inputs: The inputs of the model.
-        scores: What the graph proves about the output.
-    """
+    """An output of the model with the loss on it, for targets of one form."""
 
     output: ir.Value
     declared: Loss
@@ -162,10 +147,7 @@ class LossHead:
 
     @cached_property
     def compared(self) -> dict[int, int]:
-        """Axes of the targets whose sizes only a step can check, with the axes of the prediction that have them.
-
-        Others have a fixed size, or the name of an axis of an input, by which the data are checked.
-        """
+        """Axes of the targets whose sizes only a step can check, with the axes of the prediction that have them."""
         known = dimensions(self.prediction) or ()
         symbols = [f"axis {axis}" for axis in range(len(known))]
         sizes = [size if isinstance(size, int) else name for size, name in zip(known, symbols, strict=True)]
@@ -201,14 +183,7 @@ class LossHead:
         )
 
     def check_batch_axis(self, axis: int | None) -> None:
-        """Refuse data sets for a model whose output, and so its targets, have the batch on another axis than 0.
-
-        Args:
-            axis: The batch axis of the prediction; ``None`` where it has none.
-
-        Raises:
-            DataError: The batch axis of the targets is not 0 either.
-        """
+        """Refuse data sets for a model whose output, and so its targets, have the batch on another axis than 0."""
         shape, own = dimensions(self.prediction), dimensions(self.target)
         if not axis or shape is None or own is None:
             return
@@ -224,12 +199,7 @@ class LossHead:
             )
 
     def adapt(self, targets: np.ndarray, labels: Sequence[str] | None = None) -> np.ndarray:
-        """Convert targets from other common layouts to the loss's; see :mod:`onnxtrain.data.labels`.
-
-        Args:
-            targets: Targets, examples first.
-            labels: The names of the classes, where targets are text.
-        """
+        """Convert targets from other common layouts to the loss's; see :mod:`onnxtrain.data.labels`."""
         shape = self._logits
         if shape is None or not isinstance(self.declared, LossByExample):
             return targets
@@ -260,12 +230,7 @@ class LossHead:
         return "indices" in self.declared.target_kinds
 
     def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
-        """Return the form of targets.
-
-        Args:
-            targets: All targets, examples first.
-            sizes: Sizes of the symbolic dimensions of the inputs.
-        """
+        """Return the form of targets."""
         form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
         return replace(form, ignoring=True) if self.hold_ignored(targets) else form
 
@@ -293,15 +258,7 @@ class LossHead:
         return bool((targets == np.int64(self._ignored)).any())  # a Python int would have to fit the targets' type
 
     def check_some_counted(self, labels: np.ndarray, what: str) -> None:
-        """Refuse data whose labels are all ignored.
-
-        Args:
-            labels: All labels, examples first.
-            what: The data, for the message.
-
-        Raises:
-            DataError: There is no label that the loss compares with a prediction.
-        """
+        """Refuse data whose labels are all ignored."""
         loss = self._whole_loss
         are_labels = labels.dtype.kind in "iu" and self.form.kind == "indices"
         if are_labels and isinstance(loss, ClassLoss) and loss.ignores_all(labels):
@@ -324,14 +281,7 @@ class LossHead:
         return self._whole_loss.target_check(wrapped(self.prediction), self.form.kind)
 
     def metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
-        """Resolve metrics given by name, as functions or as objects, for the predictions of this loss.
-
-        The loss defines the meaning of predictions; a metric for others is refused. User-defined functions get the
-        model's output.
-
-        Raises:
-            OptionError: A metric does not exist, or is for other predictions.
-        """
+        """Resolve metrics given by name, as functions or as objects, for the predictions of this loss."""
         from onnxtrain.metrics.choice import metric_for_loss  # imports all metrics
 
         return [metric_for_loss(self.metric_input, metric) for metric in metrics]
@@ -398,11 +348,7 @@ def no_labels_left(what: str, loss: Loss) -> str:
 
 
 def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:
-    """Create the input for the targets of a loss.
-
-    Raises:
-        OptionError: The rank of the prediction is not known.
-    """
+    """Create the input for the targets of a loss."""
     given = wrapped(prediction)
     shape = loss.target_shape(given, kind)
     if shape is None:
@@ -416,11 +362,7 @@ def is_common(value: ir.Value) -> bool:
 
 
 def tensor_spec(value: ir.Value) -> TensorSpec:
-    """Return the required type and shape of data for an input.
-
-    Raises:
-        OptionError: The input is not a tensor.
-    """
+    """Return the required type and shape of data for an input."""
     if value.dtype is None or not value.name:
         raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
     return TensorSpec(
@@ -454,17 +396,7 @@ def head_of(
     scores: Scores,
     gathered: ir.Value | None = None,
 ) -> LossHead:
-    """Build the head of an output for targets of a form.
-
-    Args:
-        model: The working copy.
-        output: The output.
-        declared: The loss.
-        form: The form of its targets.
-        name: The step graph's input for them.
-        scores: What the graph proves about the output.
-        gathered: The prediction, where the loss gathers one and has done so.
-    """
+    """Build the head of an output for targets of a form."""
     if declared.gathers:
         inner, axis, from_logits = Reading(gathered or declared.gather(model, output))
     else:
@@ -494,11 +426,7 @@ def are_none(metrics: Metrics) -> bool:
 
 
 def check_numbers(metrics: Sequence[HeadMetric]) -> None:
-    """Refuse metrics whose value is not a number, where a row of numbers is written.
-
-    Raises:
-        OptionError: A metric is a table.
-    """
+    """Refuse metrics whose value is not a number, where a row of numbers is written."""
     for name, _, metric in metrics:
         if not metric.number:
             raise OptionError(
@@ -508,13 +436,7 @@ def check_numbers(metrics: Sequence[HeadMetric]) -> None:
 
 
 class HeadMetric(NamedTuple):
-    """A metric of an output.
-
-    Attributes:
-        name: Name of the value in results.
-        head: The output and its loss.
-        metric: The metric.
-    """
+    """A metric of an output."""
 
     name: str
     head: LossHead
@@ -522,11 +444,7 @@ class HeadMetric(NamedTuple):
 
 
 def metrics_of_heads(heads: Sequence[LossHead], metrics: Metrics) -> list[HeadMetric]:
-    """Resolve metrics for the predictions of their outputs.
-
-    Raises:
-        OptionError: A metric or its output does not exist, the output is ambiguous, or two values have one name.
-    """
+    """Resolve metrics for the predictions of their outputs."""
     from onnxtrain.metrics.choice import listed
 
     if isinstance(metrics, list) and metrics and all(isinstance(metric, HeadMetric) for metric in metrics):

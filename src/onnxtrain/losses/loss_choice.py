@@ -23,11 +23,7 @@ _LONGEST = 100
 
 
 def resolve_losses(loss: LossLike) -> Loss | JointLoss | str:
-    """Resolve the loss option; a mapping from outputs to losses gives their sum.
-
-    Raises:
-        OptionError: A loss does not exist, or one of several is an output of the model.
-    """
+    """Resolve the loss option; a mapping from outputs to losses gives their sum."""
     if not isinstance(loss, Mapping):
         return resolve_loss(loss)
     parts = []
@@ -45,17 +41,7 @@ def resolve_losses(loss: LossLike) -> Loss | JointLoss | str:
 
 
 def resolve_loss(loss: OneLoss, **options: Any) -> Loss | str:
-    """Resolve a single loss; ``"output:NAME"`` gives the name of the output.
-
-    A text may have the arguments of the loss's class: ``"softmax_cross_entropy(axis=1, label_smoothing=0.1)"``.
-
-    Args:
-        loss: Name, text, path, function or object.
-        options: Arguments of the loss to replace.
-
-    Raises:
-        OptionError: The loss or an argument of it does not exist.
-    """
+    """Resolve a single loss; ``"output:NAME"`` gives the name of the output."""
     resolved = _resolve(loss)
     if not options:
         return resolved

@@ -37,11 +37,7 @@ class MarginLoss(ReducedLoss):
     scale: float
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """Return [N], one label per example.
-
-        Raises:
-            OptionError: The prediction holds no cosines [N, C].
-        """
+        """Return [N], one label per example."""
         if node_rank(prediction) != 2 or not _may_be_cosines(prediction.ir):
             raise OptionError(
                 f"{self.name} needs the cosines [batch, classes] between embeddings and the centres of classes, but "

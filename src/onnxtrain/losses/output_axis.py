@@ -33,10 +33,6 @@ def output_axis(value: ir.Value, preferred: int) -> int:
 
     The axis is that of the channels of a convolution and of the columns of a linear layer, through operators that move
     axes. Behind other operators it is the only axis of size 1 after the first, else the preferred one.
-
-    Args:
-        value: The prediction, examples first.
-        preferred: The axis where nodes and sizes do not tell it.
     """
     shape = dimensions(value) or ()
     rank = len(shape)

@@ -28,13 +28,7 @@ LARGEST_PADDED = 4 << 30
 
 
 class FixedBatch(NamedTuple):
-    """The fixed batch size of a model.
-
-    Attributes:
-        size: Number of examples per batch.
-        input: The first input that declares it.
-        inputs: All inputs that declare it.
-    """
+    """The fixed batch size of a model."""
 
     size: int
     input: str
@@ -42,11 +36,7 @@ class FixedBatch(NamedTuple):
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """Read the fixed batch size of a graph; return ``None`` for a dynamic one.
-
-        Raises:
-            DataError: The batch size is 0.
-        """
+        """Read the fixed batch size of a graph; return ``None`` for a dynamic one."""
         sizes = {
             str(value.name): shape[0] for value in graph.inputs if not is_common(value) and (shape := dimensions(value))
         }
@@ -65,11 +55,7 @@ class FixedBatch(NamedTuple):
         return len(arrays[self.input])
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Pad inputs to a whole batch by repeating their examples in turn.
-
-        Raises:
-            DataError: The padded batch would be too large.
-        """
+        """Pad inputs to a whole batch by repeating their examples in turn."""
         rows = self.rows(arrays)
         if rows == self.size:
             return dict(arrays)
@@ -94,17 +80,7 @@ class FixedBatch(NamedTuple):
 
 
 def on_real_rows(model: ir.Model, head: LossHead, fixed: FixedBatch, rows: int) -> LossHead:
-    """Return a head with its loss on the real examples alone.
-
-    Args:
-        model: The model.
-        head: The output and its loss.
-        fixed: The batch size of the model.
-        rows: Number of real examples, for error messages.
-
-    Raises:
-        DataError: Padding cannot be excluded from this loss.
-    """
+    """Return a head with its loss on the real examples alone."""
     prediction, shape = head.prediction, dimensions(head.prediction)
     untold = 0 if not shape or not isinstance(shape[0], int) or shape[0] == fixed.size else None
     axis = batch_axes(model, [prediction]).get(str(prediction.name), untold)
@@ -170,10 +146,6 @@ def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | N
 
     The axis is followed from the inputs through the nodes. With a dynamic batch size, the symbol of the inputs' first
     axis tells, too.
-
-    Args:
-        model: A model with shapes, which is not changed.
-        values: Values of its graph.
     """
     fixed, graph = FixedBatch.of(model.graph), model.graph
     axes = BatchAxes.of_inputs(graph, None if fixed is None else fixed.size)
@@ -196,19 +168,7 @@ def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | N
 
 
 def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) -> int | None:
-    """Find the axis along which to concatenate results of batches, where the nodes of the model do not tell it.
-
-    It is the axis with one entry per example; ``None`` where no axis has, as in a list of detections: such parts are
-    concatenated along axis 0.
-
-    Args:
-        name: Name of the output, for error messages.
-        arrays: Its values per batch, each of at least one axis.
-        rows: Number of examples of each batch.
-
-    Raises:
-        DataError: The axis is ambiguous.
-    """
+    """Find the axis along which to concatenate results of batches, where the nodes of the model do not tell it."""
     sizes = [array.shape for array in arrays]
     fitting = [
         axis

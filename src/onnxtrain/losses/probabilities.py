@@ -33,16 +33,7 @@ _LEAST: Final = -100.0
 
 @dataclass(frozen=True)
 class Scores:
-    """Facts that the nodes of a graph prove about an output of scores.
-
-    Attributes:
-        kind: Their meaning; ``None`` where the nodes do not tell.
-        axis: The axis along which they, or their exponentials, sum to one.
-        logits: The logits that a Sigmoid or Softmax turns into them, moved in the same way; ``None`` where other nodes
-            stand between them.
-        activation: That activation.
-        relied: Initializers whose values the proof depends on.
-    """
+    """Facts that the nodes of a graph prove about an output of scores."""
 
     kind: ScoreKind | None = None
     axis: int | None = None
@@ -61,13 +52,7 @@ class Scores:
 
 
 def kind_of_scores(value: ir.Value, functions: Mapping[Any, ir.Function], learned: Collection[str] = ()) -> Scores:
-    """Return what the nodes before an output of scores prove about it.
-
-    Args:
-        value: The output.
-        functions: The functions of the model.
-        learned: Names of initializers whose values training changes.
-    """
+    """Return what the nodes before an output of scores prove about it."""
     _declare_shapes(value)
     facts = Facts(functions, learned)
     fact = facts.of(value)
@@ -94,14 +79,7 @@ def _declare_shapes(value: ir.Value) -> None:
 
 
 def find_scores(model: ir.Model, output: ir.Value, learned: Collection[str], *, emit: bool) -> Scores:
-    """Return what a working copy proves about an output of scores.
-
-    Args:
-        model: The working copy.
-        output: The output.
-        learned: Names of initializers whose values training changes.
-        emit: Emit the logits behind the output, where they are reached.
-    """
+    """Return what a working copy proves about an output of scores."""
     found = kind_of_scores(output, model.functions, learned)
     if not emit or found.kind in (None, "logits"):
         return found

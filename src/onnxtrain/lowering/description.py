@@ -30,16 +30,7 @@ VERSION = 1
 
 
 class Description(NamedTuple):
-    """Purpose of each input and output of a step graph.
-
-    Attributes:
-        version: The version of this description.
-        feeds: The source of each input that is fed at every step: "batch" (an input of the model), "target" or
-            "learning_rate".
-        states: The purpose of each state: "parameter" (trained by its gradient), "statistic" (a weight of the model
-            that is written without a gradient, such as a running mean), "count" (of updates) or "optimizer".
-        loss: The output with the loss before the update; ``None`` where the step returns none.
-    """
+    """Purpose of each input and output of a step graph."""
 
     version: int
     feeds: Mapping[str, str]
@@ -82,11 +73,7 @@ class Description(NamedTuple):
 
     @classmethod
     def read(cls, metadata: Mapping[str, str]) -> Description:
-        """Read the description of a step graph.
-
-        Raises:
-            ModelError: The metadata has none, or one of a later version.
-        """
+        """Read the description of a step graph."""
         if STEP_KEY not in metadata:
             raise ModelError(f"The model is not a step graph: its metadata has no {STEP_KEY!r}; export one.")
         found = _read_entry(metadata, STEP_KEY)
@@ -102,11 +89,7 @@ class Description(NamedTuple):
 
 
 def read_states(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Read the states of a step graph: the output with the new value of each input.
-
-    Raises:
-        ModelError: The metadata has no valid entry.
-    """
+    """Read the states of a step graph: the output with the new value of each input."""
     found: dict[str, str] = _read_entry(metadata, STATES_KEY)
     if not _are_texts(found):
         raise ModelError(f"The metadata entry {STATES_KEY!r} names no outputs; export the step graph again.")

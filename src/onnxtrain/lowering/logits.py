@@ -28,13 +28,7 @@ _RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 @dataclass(eq=False)
 class LogitHead:
-    """Nodes that compute logits row by row.
-
-    Attributes:
-        logits: Their result [..., V].
-        nodes: The nodes in order.
-        rows: Their inputs, each [..., K].
-    """
+    """Nodes that compute logits row by row."""
 
     logits: ir.Value
     nodes: list[ir.Node] = field(default_factory=list)
@@ -62,11 +56,7 @@ class LogitHead:
 
 
 def find_head(logits: ir.Value) -> LogitHead | None:
-    """Find the nodes that compute logits from narrower rows; ``None`` where an operator is not supported.
-
-    Supported are linear layers (MatMul, Gemm, MatMulNBits), sums of several, as of adapters, and after them biases,
-    scales and caps.
-    """
+    """Find the nodes that compute logits from narrower rows; ``None`` where an operator is not supported."""
     found = LogitHead(logits)
     shape = dimensions(logits)
     classes = shape[-1] if shape else None

@@ -38,15 +38,7 @@ MINIMUM_OPSET = 18
 
 
 class StepGraph(NamedTuple):
-    """A lowered entry.
-
-    Attributes:
-        model: The graph that a session runs.
-        states: Names of the state inputs, to the output that holds the new value (``None``: only read).
-        feeds: Names of the other inputs.
-        results: Names of the outputs that are not states.
-        in_place: Names of the states whose output may have the buffer of the input.
-    """
+    """A lowered entry."""
 
     model: ir.Model
     states: dict[str, str | None]
@@ -110,11 +102,7 @@ def lower(
 
 
 def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> StepEntry:
-    """Merge one entry of a training model into a working graph for the list of passes.
-
-    Requires: a training model that is valid. Ensures: one sorted graph of opset 18 or newer, whose states are inputs;
-    other tensors are initializers, and the model's options of gradients are its metadata.
-    """
+    """Merge one entry of a training model into a working graph for the list of passes."""
     working = ir.from_proto(upgrade_opset(joined_model(model, index), MINIMUM_OPSET))
     set_folder(working, folder)
     metadata = {entry.key: entry.value for entry in model.metadata_props}

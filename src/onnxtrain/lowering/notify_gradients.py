@@ -22,9 +22,6 @@ def notify_gradients(graph: ir.Graph, groups: Sequence[Sequence[str]]) -> None:
 
     ONNX Runtime keeps the order of a graph as far as it can, so that a node runs soon after its last input is ready. An
     output that is a copy of another value becomes that value, so that its producer writes the memory of the output.
-
-    Requires: a sorted graph for native kernels, whose outputs the groups name. Ensures: a sorted graph with an input
-    :data:`LISTENER`, int64 [], and one more output for each group.
     """
     outputs = {str(value.name): value for value in graph.outputs}
     for name in (name for group in groups for name in group):
@@ -51,11 +48,7 @@ def notify_gradients(graph: ir.Graph, groups: Sequence[Sequence[str]]) -> None:
 
 
 def _put_in_order(graph: ir.Graph, announcing: Sequence[ir.Node]) -> None:
-    """Compute and announce each group before the values that only later groups need.
-
-    A sorted graph may have the gradients of all weights at its end. Nodes that no gradient needs are moved to where
-    they can run first.
-    """
+    """Compute and announce each group before the values that only later groups need."""
     nodes = list(graph)
     index = {node: position for position, node in enumerate(nodes)}
     order: dict[ir.Node, tuple[int, ...]] = {}

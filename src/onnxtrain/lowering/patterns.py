@@ -32,17 +32,7 @@ _COMMUTATIVE = ("Add", "Mul")
 
 @dataclass(slots=True, eq=False)
 class Match:
-    """Nodes that compute a formula.
-
-    Attributes:
-        y: The result.
-        nodes: The nodes found so far, that of the result first; one may be listed twice.
-        captures: Names with the value of a :class:`Var`, the number of a :class:`Number`, a factor of a :class:`Scaled`
-            or the node of an :class:`Op`, in the order in which they were found.
-        failures: Partial matches, the value at which each ended, and why; ``None`` unless asked for.
-        context: The :class:`~onnxtrain.lowering.rewrite.Context` of the rule that looks for it.
-        found: What the guard of the rule found out for its ``emit``.
-    """
+    """Nodes that compute a formula."""
 
     y: ir.Value
     nodes: tuple[ir.Node, ...] = ()
@@ -83,11 +73,7 @@ class Match:
 
 
 class Term:
-    """Part of a pattern: describes the computation of a value.
-
-    Attributes:
-        roots: Operators that may compute it.
-    """
+    """Part of a pattern: describes the computation of a value."""
 
     roots: frozenset[str] = frozenset()
 
@@ -154,16 +140,7 @@ class OneOf(Term):
 
 
 class Op(Term):
-    """A node of an operator.
-
-    Args:
-        operator: Its type. The operands of Add and Mul match in either order.
-        inputs: Terms; a number stands for a constant. Inputs that are not described must be absent.
-        name: Name under which the node is captured; where it occurs again, it is the same node.
-        output: Index of the output that the value is.
-        outputs: Number of outputs, where it matters.
-        attributes: Values that an attribute may have; ``None`` among them where it may be absent.
-    """
+    """A node of an operator."""
 
     def __init__(
         self,
@@ -288,10 +265,7 @@ def _flattened(
 
 
 class Scaled(Term):
-    """A term, multiplied or divided any number of times by a constant or by a value of one element.
-
-    The capture ``name`` has one entry for each: a number to multiply by, or a value and its operator (Mul or Div).
-    """
+    """A term, multiplied or divided any number of times by a constant or by a value of one element."""
 
     def __init__(self, term: Term, name: str) -> None:
         self.term, self.name = term, name
@@ -327,14 +301,7 @@ def _unscaled(value: ir.Value) -> tuple[ir.Value, float | tuple[ir.Value, str]] 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A formula.
-
-    Attributes:
-        name: Its name in the log.
-        term: The computation of the result.
-        anchors: Operators without which there is no match: the search ends at once in a graph that has none.
-        domain: Domain of the anchors and of the node of the result.
-    """
+    """A formula."""
 
     name: str
     term: Term
@@ -365,16 +332,7 @@ def find(
     backwards: bool = False,
     gone: Collection[ir.Node] = (),
 ) -> Iterator[Match]:
-    """Yield the matches of a pattern in a graph, which may be changed between two of them.
-
-    Args:
-        graph: A sorted graph.
-        pattern: The pattern.
-        named: Names of values that have to stay.
-        check: Returns why a match is not wanted, or ``None``.
-        backwards: Begin at the end of the graph, so that the longest of the matches that share nodes comes first.
-        gone: Nodes that are about to be removed.
-    """
+    """Yield the matches of a pattern in a graph, which may be changed between two of them."""
     if not has_anchor(graph, pattern):
         return
     failures: list[tuple[Match, ir.Value | None, str]] | None = [] if _log.isEnabledFor(logging.DEBUG) else None
@@ -451,10 +409,7 @@ _DEEPEST = 12
 
 
 def _known_number(value: ir.Value | None) -> float | None:
-    """The number of a value with one element that is a constant, or follows from known sizes; ``None`` for others.
-
-    Roots, products and quotients of floats are computed in the type of the graph.
-    """
+    """The number of a value with one element that is a constant, or follows from known sizes; ``None`` for others."""
     array = _array(value, _DEEPEST)
     return None if array is None or array.size != 1 else float(array.reshape(()))
 

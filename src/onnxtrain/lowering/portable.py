@@ -26,12 +26,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def max_pool_gradient_without_indices(node: Node) -> Sequence[Value | None]:
-    """Compute dx from dy, x and MaxPool's attributes: dx = dy at the first maximum of its window.
-
-    A convolution with one filter for each position of a window lays the windows side by side, p[k]. With m their
-    maximum, the first maximum of a window is where relu((p[k] = m) - Σ over j < k (p[j] = m)) is 1, and the transposed
-    convolution with the same filters puts dy there. All of it is float arithmetic, and exact for finite x.
-    """
+    """Compute dx from dy, x and MaxPool's attributes: dx = dy at the first maximum of its window."""
     op, dy, x = node.op, node.x, node.input_required(1)
     windows = windows_of(node, x=x)
     sizes, counts, pads, kernel = spatial_sizes(x), spatial_sizes(dy), windows.pads, windows.kernel
@@ -101,12 +96,6 @@ def target_webgpu(model: ir.Model) -> None:
     ONNX Runtime runs operators on the CPU that the provider does not list. The provider lists, but does not support,
     MaxPool's output Indices, which gradients of MaxPool read if image sizes are unknown. It computes some convolutions
     wrongly; this pass replaces them by others. (workarounds: indices on WebGPU, convolutions on WebGPU)
-
-    Requires: a graph without functions, and without batch normalization in training mode. Ensures: a graph without
-    float64 that the provider runs.
-
-    Raises:
-        OptionError: The model itself is float64, or it needs those indices.
     """
     if any(value.dtype == ir.DataType.BFLOAT16 for value in model.graph.inputs):
         raise OptionError(
@@ -130,11 +119,6 @@ def _use_single_precision(model: ir.Model) -> None:
 
     The bodies of optimizers compute in float64 only the values that depend on learning rate and update count. In
     float32 a step differs by some units in the last place of the update.
-
-    Requires: a graph without functions. Ensures: a graph without float64.
-
-    Raises:
-        OptionError: The model itself is float64.
     """
     graph = model.graph
     for value in (*graph.inputs, *graph.outputs):
@@ -167,11 +151,7 @@ def _retype(value: ir.Value) -> None:
 
 
 def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
-    """Replace symbolic dimensions by sizes wherever a model or its training declares them, in place.
-
-    Raises:
-        OptionError: No input has a dimension of that name, or a size is below 1.
-    """
+    """Replace symbolic dimensions by sizes wherever a model or its training declares them, in place."""
     inputs = {dim.dim_param for info in model.graph.input for dim in info.type.tensor_type.shape.dim} - {""}
     for name, size in sizes.items():
         if name not in inputs:

@@ -37,17 +37,7 @@ Results = Value | Sequence[Value | None] | None
 
 @dataclass(frozen=True)
 class Rule:
-    """A rewrite of the nodes that a pattern describes.
-
-    Attributes:
-        pattern: The nodes.
-        emit: Emits what replaces them, with a builder before the last of them. It returns the results, or ``None`` if
-            it changed nodes in place. It may add nodes to ``match.nodes`` that nothing needs any more.
-        guard: Returns why a match is left alone, or else anything that ``emit`` finds as ``match.found``.
-        namesake: Capture of the node whose name the new one gets, where it is not the last.
-        everywhere: True to search the bodies of operators, too.
-        backwards: True to begin at the end of the graph, so that the longest of several matches comes first.
-    """
+    """A rewrite of the nodes that a pattern describes."""
 
     pattern: Pattern
     emit: Callable[[Builder, Match], Results]
@@ -58,27 +48,14 @@ class Rule:
 
 
 class Rewrite:
-    """A pass that applies rules, one after another, each to the whole graph, in place.
-
-    Requires: a sorted graph with types and shapes. Ensures: the same; new nodes are where the last of the old ones was;
-    values that graph outputs or Gradient nodes name stay, and so do their dependents.
-
-    Args:
-        *rules: The rules, in order.
-        sort: True to sort a changed graph, where nodes may then read values of later ones.
-    """
+    """A pass that applies rules, one after another, each to the whole graph, in place."""
 
     def __init__(self, *rules: Rule, sort: bool = False) -> None:
         self.rules = rules
         self._sort = sort
 
     def __call__(self, model: ir.Model, backward: Backward | None = None) -> bool:
-        """Apply the rules to a model; return whether anything changed.
-
-        Args:
-            model: A working copy.
-            backward: The nodes that the engine emitted; new nodes are added to it.
-        """
+        """Apply the rules to a model; return whether anything changed."""
         changed = False
         graphs = [model.graph, *(model.graph.subgraphs() if any(rule.everywhere for rule in self.rules) else ())]
         main = Builder(model.graph, model.graph.opset_imports.get("", 1))

@@ -58,12 +58,7 @@ class Metric(Protocol):
 
 @dataclass(frozen=True)
 class Terms:
-    """Numerator and denominator of a mean, so that means of batches combine exactly.
-
-    Attributes:
-        total: The weighted sum.
-        weight: The sum of the weights; 0 where everything is ignored.
-    """
+    """Numerator and denominator of a mean, so that means of batches combine exactly."""
 
     total: float
     weight: float
@@ -106,13 +101,7 @@ class MeanAccumulator:
 
 
 class CountedPredictions(NamedTuple):
-    """Selection of the predictions that a metric evaluates: those of ignored labels are excluded.
-
-    Attributes:
-        axis: The class axis.
-        ignore_index: A label to ignore.
-        later: Offset along axis 1 from a prediction to its target.
-    """
+    """Selection of the predictions that a metric evaluates: those of ignored labels are excluded."""
 
     axis: int = 1
     ignore_index: int | None = None
@@ -198,20 +187,12 @@ class NamedMetric:
             return self.finish(state)
 
     def __call__(self, y_true: Any, y_pred: Any, /) -> Any:
-        """Compute the value for arrays, or data that convert to arrays.
-
-        Raises:
-            DataError: The data do not convert, or their shapes do not fit.
-        """
+        """Compute the value for arrays, or data that convert to arrays."""
         return self.result(self.update(self.start(), *entered(y_true, y_pred)))
 
 
 def entered(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
-    """Convert targets and predictions to arrays.
-
-    Raises:
-        DataError: The data do not convert, are single values, or hold records.
-    """
+    """Convert targets and predictions to arrays."""
     found = to_numpy(y_true, "y_true"), to_numpy(y_pred, "y_pred")
     for name, array in zip(("y_true", "y_pred"), found, strict=True):
         if not array.ndim or array.dtype.fields is not None:
@@ -243,13 +224,7 @@ def is_metric(value: object) -> TypeGuard[Metric]:
 
 
 class Detections(NamedTuple):
-    """Predicted boxes of images.
-
-    Attributes:
-        boxes: Edges [N, K, 4] (left, top, right, bottom), in fractions of the image.
-        scores: Scores [N, K, C] of the classes.
-        overlapping: True if an object may have several boxes, of which non-maximum suppression keeps one.
-    """
+    """Predicted boxes of images."""
 
     boxes: Array
     scores: Array
@@ -257,21 +232,7 @@ class Detections(NamedTuple):
 
 
 class MetricInput(NamedTuple):
-    """Meaning of the predictions and targets of a loss.
-
-    Attributes:
-        loss: Name of the loss.
-        predicts: Meaning of predictions; None where the loss does not define it.
-        axis: The class axis, or that of independent binary outputs; the rank of predictions for one output without an
-            axis.
-        ignore_index: A label to ignore.
-        probabilities: True if predictions are probabilities instead of logits.
-        later: Offset along axis 1 from a prediction to its target.
-        sequence: Decoder of label sequences, for losses on sequences.
-        rewards: Returns the rewards of chosen and of rejected answers, from targets and predictions.
-        pairs: True if every chosen answer has a rejected one.
-        detections: Returns the boxes of predictions, for losses of detectors.
-    """
+    """Meaning of the predictions and targets of a loss."""
 
     loss: str
     predicts: PredictionKind | None

@@ -107,14 +107,7 @@ def canonical(name: str) -> str:
 
 
 def listed(metrics: Any) -> list[Any]:
-    """List metrics one by one; a text may hold several, separated by commas.
-
-    Raises:
-        OptionError: The argument is neither a metric nor a list of metrics.
-
-    >>> listed("accuracy, top_k(5)")
-    ['accuracy', 'top_k(5)']
-    """
+    """List metrics one by one; a text may hold several, separated by commas."""
     if metrics is None:
         return []
     if isinstance(metrics, str):
@@ -157,11 +150,7 @@ def _loss_aliases() -> list[str]:
 
 
 def from_object(metric: Any) -> NamedMetric:
-    """Wrap a function, or an object with the methods of a metric.
-
-    Raises:
-        OptionError: The object is neither.
-    """
+    """Wrap a function, or an object with the methods of a metric."""
     if isinstance(metric, NamedMetric):
         return metric
     if is_metric(metric):
@@ -194,12 +183,7 @@ def _extended(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 def _of_all(function: MetricFunction, name: str, batches: list[tuple[Array, Array]]) -> float:
-    """Evaluate a function on all targets and predictions at once.
-
-    Raises:
-        DataError: Batches have different shapes and cannot be concatenated.
-        OptionError: The function does not return a number.
-    """
+    """Evaluate a function on all targets and predictions at once."""
     arrays = []
     for what, parts in zip(("targets", "predictions"), zip(*batches, strict=True), strict=True):
         shapes = dict.fromkeys(part.shape[1:] for part in parts)
@@ -249,11 +233,7 @@ _DESCRIPTIONS: Final[dict[PredictionKind, str]] = {
 
 
 def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunction) -> NamedMetric:
-    """Adapt a metric to the predictions of a loss; a user-defined one stays as it is.
-
-    Raises:
-        OptionError: The metric does not exist, or is for other predictions.
-    """
+    """Adapt a metric to the predictions of a loss; a user-defined one stays as it is."""
     name = canonical(metric) if isinstance(metric, str) else None
     if name in (CharacterErrorRate.name, WordErrorRate.name):
         return from_object(_error_rate(metric_input, str(name)))
@@ -281,11 +261,7 @@ def _counting(metric: NamedMetric, metric_input: MetricInput) -> NamedMetric:
 def reader(
     metric_input: MetricInput, name: str, reads: Sequence[PredictionKind]
 ) -> Callable[[Array, Array], Predictions]:
-    """Return a function that converts targets and predictions of a loss for a metric.
-
-    Raises:
-        OptionError: The metric is for other predictions.
-    """
+    """Return a function that converts targets and predictions of a loss for a metric."""
     kind = metric_input.predicts
     if kind is None or kind not in reads:
         wanted = " or ".join(_DESCRIPTIONS[each] for each in reads)
@@ -330,11 +306,7 @@ def _error_rate(metric_input: MetricInput, name: str) -> CharacterErrorRate:
 
 
 def _options(metric_input: MetricInput, name: str) -> dict[str, Any]:
-    """Return the arguments of a built-in metric.
-
-    Raises:
-        OptionError: The metric is for other predictions.
-    """
+    """Return the arguments of a built-in metric."""
     if metric_input.predicts is None:
         if name != "accuracy":
             return {}

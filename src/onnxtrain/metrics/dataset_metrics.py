@@ -27,13 +27,7 @@ AVERAGES: Final = ("macro", "micro", "weighted")
 
 @dataclass(frozen=True)
 class Predictions:
-    """Targets and predictions of some examples in a normalized layout.
-
-    Attributes:
-        kind: Meaning of the predictions.
-        truth: Classes [M]; zeros and ones [M, outputs]; or values [M, columns].
-        scores: Logits [M, classes] or [M, outputs]; or values [M, columns].
-    """
+    """Targets and predictions of some examples in a normalized layout."""
 
     kind: PredictionKind
     truth: Array
@@ -43,18 +37,7 @@ class Predictions:
     def of(
         cls, kind: PredictionKind, y_true: Array, y_pred: Array, *, axis: int = 1, ignore_index: int | None = None
     ) -> Predictions:
-        """Normalize targets and predictions of any shape.
-
-        Args:
-            kind: Meaning of the predictions.
-            y_true: Targets, examples first.
-            y_pred: Predictions.
-            axis: The class axis, or that of independent binary outputs; the rank for one output without an axis.
-            ignore_index: A label of classes to ignore.
-
-        Raises:
-            DataError: The shapes do not fit each other.
-        """
+        """Normalize targets and predictions of any shape."""
         scores = as_numbers(y_pred, "predictions")
         misfit = DataError(f"Targets of shape {y_true.shape} do not fit predictions of shape {y_pred.shape}.")
         if kind != "classes":
@@ -117,17 +100,7 @@ def _counted(truth: Array, said: Array, size: int) -> Values:
 
 @dataclass(frozen=True)
 class DatasetMetric:
-    """A metric of a whole dataset.
-
-    Attributes:
-        name: Name of the metric.
-        reads: The kinds of predictions that it accepts.
-        measure: Maps the predictions of a batch to statistics.
-        finish: Maps the merged statistics to the value.
-        summed: True if statistics are summed, instead of concatenated along axis 0.
-        doc: Description.
-        number: True if the value is a single number.
-    """
+    """A metric of a whole dataset."""
 
     name: str
     reads: tuple[PredictionKind, ...]
@@ -171,12 +144,7 @@ def _ratio(part: Any, whole: Any) -> Values:
 
 @dataclass(frozen=True)
 class _ByClass:
-    """A metric per class, averaged to one number.
-
-    Attributes:
-        parts: Maps true positives, predicted and actual counts per class to numerator and denominator.
-        average: One of `AVERAGES`; by default the positive class of two classes, and ``macro`` for more.
-    """
+    """A metric per class, averaged to one number."""
 
     parts: Callable[[Values, Values, Values], tuple[Any, Any]]
     average: str | None = None
@@ -227,10 +195,7 @@ def _one_against_rest(predictions: Predictions) -> Values:
 
 
 def _auc(kept: Values) -> float:
-    """Return the probability that a positive example scores higher than a negative one, ties counted half; macro mean.
-
-    NaN where a class has no examples or all of them.
-    """
+    """Return the probability that a positive example scores higher than a negative one, ties counted half; macro mean."""
     areas = []
     for truth, scores in _columns(kept):
         if truth.all() or not truth.any() or np.isnan(scores).any():
@@ -384,13 +349,7 @@ DATASET_METRIC_NAMES: Final = (*DATASET_METRICS, "top_k", *_ALIASES)
 
 
 def find_dataset_metric(name: object) -> DatasetMetric | None:
-    """Find a metric such as ``"f1"``, ``"f1(average=micro)"`` or ``"top_k(5)"``; ``None`` for other names.
-
-    Results have the name that was asked for.
-
-    Raises:
-        OptionError: An argument is unknown or invalid.
-    """
+    """Find a metric such as ``"f1"``, ``"f1(average=micro)"`` or ``"top_k(5)"``; ``None`` for other names."""
     found = _find(name) if isinstance(name, str) else None
     return None if found is None else replace(found, name=str(name).strip())
 

@@ -290,11 +290,7 @@ def is_number(value: object) -> bool:
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the arguments of a metric.
-
-    Raises:
-        OptionError: An argument is invalid.
-    """
+    """Check the arguments of a metric."""
     found = dict(options)
     for option, value in options.items():
         if option == "class_weights" and value is not None:
@@ -310,13 +306,7 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A metric of this module.
-
-    Attributes:
-        function: The public function.
-        terms: The same, as terms of a mean.
-        reads: The kinds of predictions that it accepts.
-    """
+    """A metric of this module."""
 
     function: MetricFunction
     terms: Callable[..., Terms]
@@ -325,16 +315,7 @@ class BuiltIn:
     def named(
         self, name: str, read: Callable[[Array, Array], tuple[Array, Array]] | None = None, **options: Any
     ) -> NamedMetric:
-        """Return the metric under a name.
-
-        Args:
-            name: The name.
-            read: Converts targets and predictions for the metric.
-            options: Arguments of the metric.
-
-        Raises:
-            OptionError: The metric has no such argument.
-        """
+        """Return the metric under a name."""
         known = self.terms.__kwdefaults__ or {}
         for option in options:
             if option not in known:
@@ -367,11 +348,7 @@ def _value(name: str, y_true: Any, y_pred: Any, **options: Any) -> float:
 
 
 def as_numbers(array: Array, what: str) -> _Values:
-    """Convert an array to float64.
-
-    Raises:
-        DataError: The array holds text, dates or the like.
-    """
+    """Convert an array to float64."""
     if kind_of(array.dtype) not in ("float", "integer", "boolean"):
         raise DataError(f"{what} have the type {array.dtype}, but this metric compares numbers; convert them first.")
     return np.asarray(array, np.float64)

@@ -23,13 +23,7 @@ MOST_PAIRS: Final = 2000
 
 @dataclass
 class Outcome:
-    """Comparison of predictions with targets for a report.
-
-    Attributes:
-        counts: Confusion matrix.
-        pairs: Targets and predictions [M, 2]: every `every`-th of the `seen` ones.
-        too_many: The number of classes where their matrix is too large, else 0.
-    """
+    """Comparison of predictions with targets for a report."""
 
     counts: Values | None = None
     pairs: Values = field(default_factory=lambda: np.zeros((0, 2)))
@@ -50,11 +44,7 @@ class Outcome:
             self.pairs, self.every = self.pairs[::2], self.every * 2
 
     def shown(self, labels: Sequence[str] | None = None) -> list[Confusion | Residuals]:
-        """Return the figures of a report.
-
-        Args:
-            labels: The names of the classes, if any.
-        """
+        """Return the figures of a report."""
         if len(self.pairs):
             return [Residuals(self.pairs[:, 0].tolist(), self.pairs[:, 1].tolist())]
         if self.counts is None:
@@ -70,11 +60,7 @@ class Outcome:
 
 
 def outcome(metric_input: MetricInput) -> NamedMetric:
-    """Return a metric whose value is an :class:`Outcome`.
-
-    Args:
-        metric_input: The meaning of the predictions, of a loss that declares it.
-    """
+    """Return a metric whose value is an :class:`Outcome`."""
     read = reader(metric_input, "outcome", ("classes", "binary", "numbers"))
 
     def measure(y_true: Array, y_pred: Array) -> Outcome:

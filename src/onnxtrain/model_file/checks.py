@@ -52,10 +52,7 @@ def is_text(data: bytes) -> bool:
 
 @functools.cache
 def _strict_model() -> Any:
-    """Return the ModelProto class in protobuf syntax 3, which parses the same bytes and checks UTF-8.
-
-    ONNX's messages are valid in both syntaxes; the syntax is field 12 of the file descriptor.
-    """
+    """Return the ModelProto class in protobuf syntax 3, which parses the same bytes and checks UTF-8."""
     pool = descriptor_pool.DescriptorPool()  # a pool of its own, where the same names are free
     pool.AddSerializedFile(ModelProto.DESCRIPTOR.file.serialized_pb + _VERSION_3)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(ModelProto.DESCRIPTOR.full_name))
@@ -82,11 +79,7 @@ _INDEX_TYPES = (TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorP
 
 
 def check_sparse(label: str, sparse: SparseTensorProto) -> None:
-    """Check a sparse initializer without making it dense.
-
-    Raises:
-        ModelError: Values, indices and shape do not fit each other, or it is too large.
-    """
+    """Check a sparse initializer without making it dense."""
     whose = f"{label} has the sparse initializer {sparse.values.name!r}"
     dims, stored = list(sparse.dims), list(sparse.values.dims)
     if any(part.data_location == TensorProto.EXTERNAL for part in (sparse.values, sparse.indices)):
@@ -141,11 +134,7 @@ def declared(sparse: SparseTensorProto) -> TensorProto:
 
 
 def check_bodies(label: str, proto: ModelProto) -> None:
-    """Check the bodies of If, Loop and Scan against their nodes; ONNX's checker looks at each alone.
-
-    Raises:
-        ModelError: The number of inputs or outputs of a body does not fit its node.
-    """
+    """Check the bodies of If, Loop and Scan against their nodes; ONNX's checker looks at each alone."""
     for holder in (proto.graph, *proto.functions):
         for node in all_nodes(holder):
             wrong = _misfit(node) if _is_control_flow(node) else None
@@ -241,11 +230,7 @@ _Name = tuple[str, str, str]
 
 
 def check_functions(label: str, proto: ModelProto) -> None:
-    """Limit the nodes of a model with its functions inlined: a small file can expand beyond any memory.
-
-    Raises:
-        ModelError: There are too many.
-    """
+    """Limit the nodes of a model with its functions inlined: a small file can expand beyond any memory."""
     if not proto.functions:
         return
     holders = {(function.domain, function.name, function.overload): function for function in proto.functions}
@@ -291,21 +276,7 @@ def _callees_first(called: list[_Name], calls: dict[_Name, list[_Name]]) -> list
 def check_model(
     label: str, proto: ModelProto, template: Template, folder: Path | None, moved: Mapping[str, str]
 ) -> tuple[dict[str, ExternalData], list[ExternalData]]:
-    """Check a model without reading its external data.
-
-    Args:
-        label: Name of the model in messages.
-        proto: The model.
-        template: Its bytes.
-        folder: Folder of its external data.
-        moved: New locations of data files by the locations in the model.
-
-    Returns:
-        External data of the main graph's initializers by name, and external data of all tensors.
-
-    Raises:
-        ModelError: The model is invalid; the message names the first problem.
-    """
+    """Check a model without reading its external data."""
     _check_head(label, proto)
     _check_depth(label, proto)
     _check_text(label, template)

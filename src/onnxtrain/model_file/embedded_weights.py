@@ -35,17 +35,7 @@ _FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorP
 
 
 class EmbeddedWeight(NamedTuple):
-    """A weight outside the initializers of the main graph.
-
-    Attributes:
-        name: Name of the initializer in a working copy: the value's name in the file, with a number if several bodies
-            have a value of this name.
-        path: Path of its tensor, or of the attribute with its values.
-        tensor: The tensor.
-        mirrored: True where the attribute holds the negative, too (see `linear_models`).
-        kind: LITERAL for a Constant with the name of a tensor in the code of a model, beside initializers; CONSTANT for
-            another tensor.
-    """
+    """A weight outside the initializers of the main graph."""
 
     name: str
     path: Path
@@ -90,13 +80,7 @@ def find_embedded(proto: ModelProto) -> list[EmbeddedWeight]:
 def with_embedded(
     proto: ModelProto, template: Template, data: bytes | mmap.mmap
 ) -> tuple[Template, list[EmbeddedWeight]]:
-    """Return a template that is cut at the embedded weights, too, and those of these weights that it can replace.
-
-    Args:
-        proto: The model.
-        template: Its bytes, cut at the initializers of the main graph.
-        data: Its bytes.
-    """
+    """Return a template that is cut at the embedded weights, too, and those of these weights that it can replace."""
     embedded = find_embedded(proto)
     if not embedded:
         return template, []
@@ -105,10 +89,7 @@ def with_embedded(
 
 
 def lift(proto: ModelProto, embedded: Sequence[EmbeddedWeight]) -> None:
-    """Turn embedded weights into initializers of the main graph, in place.
-
-    Requires: the nodes are in the order of the model whose weights were found. Ensures: values keep their names.
-    """
+    """Turn embedded weights into initializers of the main graph, in place."""
     moved = []
     linear: dict[Path, tuple[Any, Any, dict[str, str]]] = {}
     for item in embedded:
@@ -149,12 +130,7 @@ def _formal(name: str) -> str:
 
 
 def _hand_to_functions(proto: ModelProto, needs: dict[int, dict[str, None]]) -> None:
-    """Add initializers to the inputs of functions and to their calls, in place.
-
-    Args:
-        proto: A model.
-        needs: Names of the initializers that a function itself reads, by its identity.
-    """
+    """Add initializers to the inputs of functions and to their calls, in place."""
     functions = {(each.domain, each.name, each.overload): each for each in proto.functions}
     sizes = {id(each): len(each.input) for each in proto.functions}
 

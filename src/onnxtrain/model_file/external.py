@@ -38,14 +38,7 @@ _LARGEST_ELEMENT = 16
 
 
 class ExternalData(NamedTuple):
-    """Location of an external tensor's bytes.
-
-    Attributes:
-        location: Path of the file relative to the model's folder, as spelled in the model.
-        path: The file.
-        offset: First byte.
-        length: Number of bytes.
-    """
+    """Location of an external tensor's bytes."""
 
     location: str
     path: Path
@@ -64,11 +57,7 @@ class ExternalData(NamedTuple):
 
 
 def data_bytes(tensor: TensorProto) -> int:
-    """Return the number of raw bytes of a tensor's type and shape.
-
-    Raises:
-        ModelError: The element type has no fixed size, or a dimension is negative.
-    """
+    """Return the number of raw bytes of a tensor's type and shape."""
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(
             f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}; dimensions must not be negative."
@@ -91,16 +80,7 @@ def data_bytes(tensor: TensorProto) -> int:
 
 
 def locate(tensor: TensorProto, folder: Path | None, moved: Mapping[str, str] | None = None) -> ExternalData:
-    """Find an external tensor's bytes.
-
-    Args:
-        tensor: The tensor, with location, offset and length.
-        folder: Folder of the model; ``None`` for a model that was not read from a file.
-        moved: New locations of data files by the locations in the model.
-
-    Raises:
-        ModelError: The file is outside the folder, missing or too short, or the tensor's entries are invalid.
-    """
+    """Find an external tensor's bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     label = f"The external data of {tensor.name!r}"
@@ -224,10 +204,7 @@ class DataFiles:
                     self._opened[path] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
 
     def read_ahead(self, ranges: Iterable[ExternalData]) -> None:
-        """Read ranges of the files into memory, in another thread, unless they take half of what is free.
-
-        Those are mapped when they are needed.
-        """
+        """Read ranges of the files into memory, in another thread, unless they take half of what is free."""
         sources: dict[Path, dict[str, slice]] = {}
         for data in ranges:
             if data.length and data.path in self._stamps:
@@ -239,11 +216,7 @@ class DataFiles:
                 self._background = BackgroundRead(*files)
 
     def held(self, data: ExternalData) -> memoryview | None:
-        """Return bytes that were read ahead; ``None`` for others.
-
-        Raises:
-            ModelError: The file was changed while it was read.
-        """
+        """Return bytes that were read ahead; ``None`` for others."""
         found = self._background
         return found[_key(data)] if found is not None and _key(data) in found else None
 
@@ -258,15 +231,7 @@ class DataFiles:
 
     @contextlib.contextmanager
     def open(self, path: Path, size: int = 0) -> Iterator[BinaryIO]:
-        """Open a data file for reading.
-
-        Args:
-            path: The file.
-            size: Number of bytes that it must have.
-
-        Raises:
-            ModelError: It cannot be read, is truncated, or was changed since the model was read.
-        """
+        """Open a data file for reading."""
         label = f"The data file {str(path)!r}"
         known = self._stamps.get(path)
         try:
@@ -295,25 +260,13 @@ class DataFiles:
         return file
 
     def array(self, tensor: TensorProto, data: ExternalData, path: Path | None = None) -> npt.NDArray[np.generic]:
-        """Return the tensor's values, read-only.
-
-        Raises:
-            ModelError: The file cannot be read, is truncated, or was changed.
-        """
+        """Return the tensor's values, read-only."""
         if data.length == 0:
             return np.empty(list(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
         return raw_array(tensor, self.bytes(data, path), 0, data.length)
 
     def bytes(self, data: ExternalData, path: Path | None = None) -> memoryview:
-        """Return the bytes of a tensor, read-only: those that were read ahead, else those of the file.
-
-        Args:
-            data: The place of the bytes when the model was read.
-            path: The present path of the file.
-
-        Raises:
-            ModelError: The file cannot be read, is truncated, or was changed.
-        """
+        """Return the bytes of a tensor, read-only: those that were read ahead, else those of the file."""
         held = self.held(data) if data.length else memoryview(b"")
         if held is not None:
             return held
@@ -356,15 +309,7 @@ def _close(held: dict[Path, int]) -> None:
 
 
 class DataTensor(ir.ExternalTensor):
-    """An external tensor of a working copy, whose data file may be renamed by a save.
-
-    Args:
-        tensor: The initializer.
-        data: Returns the current location of its data.
-        read: Returns its values.
-        raw: Returns its bytes.
-        folder: Folder of the model.
-    """
+    """An external tensor of a working copy, whose data file may be renamed by a save."""
 
     __slots__ = ("_read", "_where", "raw_bytes")
 
@@ -439,11 +384,7 @@ def with_external_data(
 def check_external_data(
     proto: ModelProto, folder: str | os.PathLike[str] | None, *, without: Container[str] = ()
 ) -> None:
-    """Check that a model's data files exist, except those of some tensors.
-
-    Raises:
-        ModelError: A file is missing, too short or outside the folder.
-    """
+    """Check that a model's data files exist, except those of some tensors."""
     for tensor in external_tensors(proto):
         if tensor.name not in without:
             locate(tensor, None if folder is None else Path(folder))

@@ -46,11 +46,7 @@ _MAPPED_FROM = 1 << 24
 
 
 def serialised(model: ModelProto) -> bytes:
-    """Serialize a model.
-
-    Raises:
-        ModelError: It is larger than 2 GiB.
-    """
+    """Serialize a model."""
     try:
         return bytes(model.SerializeToString())
     except (EncodeError, ValueError) as error:
@@ -79,11 +75,7 @@ def find_model(path: str | os.PathLike[str]) -> Path:
 
 
 def read_file(path: Path) -> tuple[bytes | mmap.mmap, Stamp]:
-    """Return the bytes of a file and its stamp. A large file is mapped.
-
-    Raises:
-        ModelError: It cannot be read.
-    """
+    """Return the bytes of a file and its stamp. A large file is mapped."""
     label = repr(str(path))
     try:
         _check_regular(path, os.stat(path))  # before opening, which would block on a pipe
@@ -128,11 +120,7 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
 
 
 def parse_file(path: Path, data: bytes | mmap.mmap) -> tuple[ModelProto, Template, dict[str, slice]]:
-    """Return the model without the raw data of large initializers, its template, and the ranges of that data.
-
-    Raises:
-        ModelError: The bytes are not a model.
-    """
+    """Return the model without the raw data of large initializers, its template, and the ranges of that data."""
     label = repr(str(path))
     no_model = f"{label} is not an ONNX model: it starts with {data[:8]!r}; give a file that an ONNX exporter wrote."
     try:
@@ -173,27 +161,9 @@ def ranges_by_name(proto: ModelProto, template: Template) -> dict[str, slice]:
 class ModelFile:
     """A user's model as given, written back with new weights and no other change.
 
-    External data is read when its values are needed, or in the background.
-
     `save` writes the bytes of the file with the data of initializers replaced, in their original storage (raw or typed
     field, external file at its offset). The model is not serialized again, which would normalize it (see
     `protobuf_wire`).
-
-    Args:
-        proto: The model; never modified.
-        template: Its bytes.
-        path: The file that they were read from.
-        folder: Folder of its external data.
-        large: Data that is not in ``proto``.
-        origin: The model that this one was derived from; both share data files and their new locations.
-        embedded: Weights outside the initializers of the main graph; the template is cut there, too.
-        ahead: Read all external data in the background.
-
-    Attributes:
-        path: The file; ``None`` for a model that was given as an object.
-        folder: Folder of external data; ``None`` where it is unknown.
-        proto: The model without external data; for a file also without the raw data of large initializers, which
-            :meth:`whole` includes.
 
     Example:
         >>> import onnx
@@ -251,17 +221,7 @@ class ModelFile:
         folder: str | os.PathLike[str] | None = None,
         lent: bool = False,
     ) -> ModelFile:
-        """Read and check a model.
-
-        Args:
-            model: A path, see `find_model`, or a model in memory, which must not be modified afterwards.
-            folder: Folder of the external data of a model in memory; a file's is in its own folder.
-            lent: The caller will call :meth:`release` soon. External data, and large initializers of a large file, are
-                then read in the background; the first access waits for them.
-
-        Raises:
-            ModelError: The file does not exist, is not an ONNX model, or is invalid.
-        """
+        """Read and check a model."""
         if isinstance(model, ModelProto):
             data = serialised(model)
             template, embedded = with_embedded(model, Template(data), data)
@@ -284,11 +244,7 @@ class ModelFile:
         return self._home
 
     def changed(self, proto: ModelProto) -> ModelFile:
-        """Wrap a model that was derived from `whole`; initializers that kept their names have unchanged data.
-
-        Raises:
-            ModelError: It is larger than 2 GiB, or invalid.
-        """
+        """Wrap a model that was derived from `whole`; initializers that kept their names have unchanged data."""
         drop_initializer_inputs(proto)
         data = serialised(proto)
         template = Template(data)
@@ -307,11 +263,7 @@ class ModelFile:
         return proto
 
     def inlined(self, *, without: Container[str] = ()) -> ModelProto:
-        """Return a copy of the model with all data inline, except that of some initializers.
-
-        Raises:
-            ModelError: A data file cannot be read.
-        """
+        """Return a copy of the model with all data inline, except that of some initializers."""
         proto = self.whole(without=without)
         for tensor in proto.graph.initializer:
             if tensor.name in without:
@@ -320,11 +272,7 @@ class ModelFile:
         return with_external_data(proto, self.folder, self._bytes_of)
 
     def filled(self, values: Mapping[str, npt.NDArray[np.generic]]) -> ModelProto:
-        """Return the model that :meth:`save` writes, with all data inline and sparse initializers dense.
-
-        Raises:
-            ModelError: A data file cannot be read.
-        """
+        """Return the model that :meth:`save` writes, with all data inline and sparse initializers dense."""
         dense = self.dense()
         proto = dense.inlined(without=values)
         for tensor in proto.graph.initializer:
@@ -347,11 +295,7 @@ class ModelFile:
             self._data_files.drop(self._external[name])
 
     def take(self, value: npt.NDArray[np.generic]) -> npt.NDArray[np.generic] | None:
-        """Release the initializer whose memory an array from :meth:`value` views, and transfer that memory.
-
-        The result is a writable array with the same memory; ``None`` if there are other views, or the array views
-        other memory.
-        """
+        """Release the initializer whose memory an array from :meth:`value` views, and transfer that memory."""
         if self.proto.graph.sparse_initializer:
             return None
         taken = self._large.take(value)
@@ -367,11 +311,7 @@ class ModelFile:
         return list(self._positions)
 
     def tensor(self, name: str) -> TensorProto:
-        """Return an initializer of the model.
-
-        Raises:
-            ModelError: There is no such initializer.
-        """
+        """Return an initializer of the model."""
         tensor = self.declared(name)
         if name in self._large:
             full = TensorProto(raw_data=bytes(self._large.read(name)))
@@ -380,11 +320,7 @@ class ModelFile:
         return tensor
 
     def declared(self, name: str) -> TensorProto:
-        """Return an initializer of the model, possibly without its data.
-
-        Raises:
-            ModelError: There is no such initializer.
-        """
+        """Return an initializer of the model, possibly without its data."""
         if name in self._embedded:
             return self._embedded[name].tensor
         if name not in self._positions:
@@ -393,11 +329,7 @@ class ModelFile:
         return tensor
 
     def value(self, name: str) -> npt.NDArray[np.generic]:
-        """Return an initializer's values as a read-only array; sparse data is made dense.
-
-        Raises:
-            ModelError: There is no such initializer, or its external data was removed or changed.
-        """
+        """Return an initializer's values as a read-only array; sparse data is made dense."""
         sparse = next((each for each in self.proto.graph.sparse_initializer if each.values.name == name), None)
         if sparse is not None:
             array = dense_array(sparse)
@@ -437,12 +369,6 @@ class ModelFile:
         data files, which are mapped when they are read. Weights in Constant nodes, attributes and bodies become
         initializers (see `embedded_weights`). Initializers are no graph inputs, and sparse ones are dense. A ZipMap
         becomes an Identity. The domain "ai.onnx" is written "". Nodes are sorted. Functions stay.
-
-        Args:
-            minimum_opset: Minimum opset of the copy.
-
-        Raises:
-            ModelError: An operator cannot be upgraded; the message names it.
         """
         with understood(self._label):
             # the remaining external data is in attributes and bodies, where it is not mapped
@@ -489,19 +415,11 @@ class ModelFile:
         return self.changed(proto)
 
     def replace_by(self, path: str | os.PathLike[str], data: bytes) -> None:
-        """Write another model's bytes to a file, as :meth:`save` does; data files of this model stay.
-
-        Raises:
-            ModelError: The file cannot be written.
-        """
+        """Write another model's bytes to a file, as :meth:`save` does; data files of this model stay."""
         save_model(path, {}, lambda moved: [data], sources=self._data_files, keep=map(self._path_of, self._ranges))
 
     def check_writable(self, path: str | os.PathLike[str]) -> None:
-        """Make sure, before training, that `save` can write to a path.
-
-        Raises:
-            ModelError: The path, or a data file beside it, cannot be written.
-        """
+        """Make sure, before training, that `save` can write to a path."""
         check_writable(path)
         output = resolve_output(path)
         if self._ranges and output.is_node:
@@ -520,17 +438,6 @@ class ModelFile:
         complete until a single rename replaces it. Then the old data files that onnxtrain wrote for this path are
         removed. Saving over the model itself works. Values are those that were read: bytes of a data file that changed
         meanwhile come from memory.
-
-        Args:
-            path: The new file.
-            values: New arrays by initializer name, of the initializers' types and shapes; large ones are requested when
-                they are written, one after the other. With a value for a sparse initializer, all sparse ones are
-                written dense.
-            metadata: Entries to append to the model's metadata.
-
-        Raises:
-            ModelError: A value does not fit its initializer, a metadata entry exists with another value, or the file
-                cannot be written.
         """
         added = self._added_metadata(metadata or {})
         if any(sparse.values.name in values for sparse in self.proto.graph.sparse_initializer):
@@ -582,11 +489,7 @@ class ModelFile:
         )
 
     def _added_metadata(self, entries: Mapping[str, str]) -> bytes:
-        """Return the bytes of new metadata entries, to append to those of the model.
-
-        Raises:
-            ModelError: An entry exists with another value.
-        """
+        """Return the bytes of new metadata entries, to append to those of the model."""
         known, added = {entry.key: entry.value for entry in self.proto.metadata_props}, ModelProto()
         for key, text in entries.items():
             if known.get(key, text) != text:

@@ -33,15 +33,7 @@ def repository_of(path: Path) -> str | None:
 
 
 def download(address: str | os.PathLike[str]) -> Path:
-    """Return the local copy of a model on the Hub with its data files; files in the Hub's cache are not read again.
-
-    Args:
-        address: ``hf://ORG/NAME/FILE``, or ``hf://ORG/NAME@REVISION/FILE``.
-
-    Raises:
-        ModelError: The address has another form, or the file cannot be had.
-        OptionError: The package huggingface_hub is not installed.
-    """
+    """Return the local copy of a model on the Hub with its data files; files in the Hub's cache are not read again."""
     text = os.fspath(address)
     found = _ADDRESS.fullmatch(text)
     if found is None:
@@ -123,11 +115,7 @@ _MEANINGS = {
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn errors of huggingface_hub, which raises many types, into a sentence.
-
-    Raises:
-        ModelError: Any error of the Hub, the network or its cache.
-    """
+    """Turn errors of huggingface_hub, which raises many types, into a sentence."""
     try:
         yield
     except OnnxTrainError:

@@ -30,12 +30,7 @@ ALIGNMENT = 64
 
 
 def aligned(size: int, *, zero: bool = False) -> np.ndarray:
-    """Allocate bytes [size] that start on a cache line.
-
-    Args:
-        size: Number of bytes.
-        zero: Fill with zeros; the system then allocates pages when they are written.
-    """
+    """Allocate bytes [size] that start on a cache line."""
     raw = (np.zeros if zero else np.empty)(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
@@ -51,24 +46,14 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 class SourceFile(NamedTuple):
-    """File from which large data was read, and can be read again while the file is unchanged.
-
-    Attributes:
-        path: The file.
-        stamp: Stamp of the file when it was read.
-        ranges: Byte range of each tensor's data.
-    """
+    """File from which large data was read, and can be read again while the file is unchanged."""
 
     path: Path
     stamp: Stamp
     ranges: Mapping[str, slice]
 
     def read(self, name: str) -> bytes:
-        """Read the data of a tensor.
-
-        Raises:
-            ModelError: The file is gone, or was changed or replaced.
-        """
+        """Read the data of a tensor."""
         span = self.ranges[name]
         try:
             with self.path.open("rb") as file:
@@ -122,12 +107,7 @@ class _Run(NamedTuple):
 
 
 class BackgroundRead:
-    """Read ranges of files in another thread, each into memory of its own.
-
-    Args:
-        sources: The files and the ranges; no two ranges have the same name.
-        opened: The first file, open; it is closed at the end.
-    """
+    """Read ranges of files in another thread, each into memory of its own."""
 
     def __init__(self, *sources: SourceFile, opened: FileIO | None = None) -> None:
         spans = {name: span for source in sources for name, span in source.ranges.items()}
@@ -139,11 +119,7 @@ class BackgroundRead:
 
     @classmethod
     def of(cls, source: SourceFile) -> BackgroundRead | None:
-        """Start reading a file; ``None`` if it was replaced or removed since its stamp was taken.
-
-        Raises:
-            ModelError: The file was written to.
-        """
+        """Start reading a file; ``None`` if it was replaced or removed since its stamp was taken."""
         try:
             file = source.path.open("rb", buffering=0)
         except OSError:
@@ -160,11 +136,7 @@ class BackgroundRead:
         return name in self._memory
 
     def __getitem__(self, name: str) -> memoryview:
-        """Return the bytes of a range, after waiting for all ranges.
-
-        Raises:
-            ModelError: The file could not be read.
-        """
+        """Return the bytes of a range, after waiting for all ranges."""
         self._wait()
         shown = self._memory[name].view()  # lives as long as any view of the returned memory
         self._shown[name] = [*self._still_shown(name), weakref.ref(shown)]
@@ -175,10 +147,7 @@ class BackgroundRead:
         self._memory.pop(name, None)
 
     def take(self, array: np.ndarray) -> np.ndarray | None:
-        """Transfer the memory that an array views, as a writable array of the same shape.
-
-        ``None`` if the array views none of the ranges, or other views of the range exist.
-        """
+        """Transfer the memory that an array views, as a writable array of the same shape."""
         name = self._names.get(array.ctypes.data, "")
         memory = self._memory.get(name)
         if memory is None or memory.nbytes != array.nbytes or not array.flags.c_contiguous:
@@ -259,12 +228,7 @@ def _runs(ranges: Mapping[str, slice], memory: Mapping[str, np.ndarray]) -> Iter
 
 
 def _fill(descriptor: int, run: _Run) -> None:
-    """Read one run.
-
-    Raises:
-        EOFError: The file is too short.
-        OSError: It cannot be read.
-    """
+    """Read one run."""
     parts, offset = [part.data for part in run.parts], run.offset
     while parts:
         count = os.preadv(descriptor, parts, offset)
@@ -278,15 +242,7 @@ def _fill(descriptor: int, run: _Run) -> None:
 
 
 class LargeData:
-    """Raw data by the names of the initializers.
-
-    Args:
-        data: The serialized model; not kept, unless it is lent.
-        ranges: Byte range of each large initializer's data.
-        source: File from which the data can be read again.
-        lent: Use views of the data until :meth:`release` is called, instead of copying it.
-        background: Reads all ranges; ``data`` is then not used.
-    """
+    """Raw data by the names of the initializers."""
 
     def __init__(
         self,
@@ -308,11 +264,7 @@ class LargeData:
         return name in self._held
 
     def read(self, name: str) -> bytes | memoryview:
-        """Return the data of an initializer; data that was released is read from the file again.
-
-        Raises:
-            ModelError: The file was changed, or cannot be read.
-        """
+        """Return the data of an initializer; data that was released is read from the file again."""
         if self._background is not None and name in self._background:
             return self._background[name]
         held = self._held[name]
@@ -331,10 +283,7 @@ class LargeData:
         self._held = {name: None if held is None else bytes(held) for name, held in self._held.items()}
 
     def take(self, array: np.ndarray) -> np.ndarray | None:
-        """Transfer the memory that an array views; see :meth:`BackgroundRead.take`.
-
-        ``None`` where it cannot be transferred.
-        """
+        """Transfer the memory that an array views; see :meth:`BackgroundRead.take`."""
         return None if self._background is None else self._background.take(array)
 
 
@@ -343,9 +292,6 @@ Array = np.ndarray
 
 class MadeArrays(Mapping[str, Array]):
     """Arrays by name, created at every access, so that one of many is in memory at a time.
-
-    Args:
-        makers: Functions that return the arrays.
 
     Example:
         >>> arrays = MadeArrays({"w": lambda: np.ones(2)}) | {"b": np.zeros(3)}

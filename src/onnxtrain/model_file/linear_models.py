@@ -21,13 +21,7 @@ _CLASSIFIER_ENDINGS = ("NONE", "LOGISTIC", "SOFTMAX")
 
 
 class AttributeWeight(NamedTuple):
-    """An attribute of a node that is a weight.
-
-    Attributes:
-        position: Index of the attribute.
-        tensor: Its values as an initializer with the attribute's name; the second half of a mirrored one.
-        mirrored: True where the first half is the negative of the second: a binary classifier with one score.
-    """
+    """An attribute of a node that is a weight."""
 
     position: int
     tensor: TensorProto
@@ -66,13 +60,7 @@ def mirror(values: np.ndarray) -> np.ndarray:
 
 
 def standard_form(node: NodeProto, weights: Mapping[str, str], *, opset: int) -> list[NodeProto]:
-    """Return standard operators that compute a node.
-
-    Args:
-        node: A node with weights (`attribute_weights`), or a ``Normalizer``.
-        weights: Names of the initializers by attribute.
-        opset: Opset of the default domain.
-    """
+    """Return standard operators that compute a node."""
     made = _StandardNodes(node, weights, opset)
     build = {"Scaler": made.scaler, "LinearRegressor": made.regressor, "LinearClassifier": made.classifier}
     build["Normalizer"] = made.normalizer

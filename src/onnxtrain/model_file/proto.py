@@ -115,12 +115,7 @@ _INITIALIZERS_ALONE = 4
 
 
 def drop_initializer_inputs(proto: ModelProto, *, overridable: bool = False) -> None:
-    """Let initializers be no inputs of the main graph, in place, as files before IR version 4 demand.
-
-    Args:
-        proto: A model to edit.
-        overridable: Also those of newer files, which a caller may replace.
-    """
+    """Let initializers be no inputs of the main graph, in place, as files before IR version 4 demand."""
     if proto.ir_version >= _INITIALIZERS_ALONE and not overridable:
         return
     proto.ir_version = max(proto.ir_version, _INITIALIZERS_ALONE)
@@ -183,11 +178,7 @@ def _copy_field(target: ModelProto | GraphProto, name: str, value: object) -> No
 
 
 def skeleton(proto: ModelProto) -> ModelProto:
-    """Copy a model with a placeholder node for each large tensor, also in subgraphs and functions.
-
-    Ensures:
-        Names, types and shapes of all values are known as before; the size does not depend on the weights'.
-    """
+    """Copy a model with a placeholder node for each large tensor, also in subgraphs and functions."""
     copy = ModelProto(ir_version=proto.ir_version)
     copy.opset_import.extend(proto.opset_import)
     copy.opset_import.add(domain=STAND_IN_DOMAIN, version=1)
@@ -257,17 +248,7 @@ def stand_in(op_type: str, outputs: Sequence[str], inputs: Sequence[str] = ()) -
 
 
 def sort_nodes(label: str, proto: ModelProto) -> None:
-    """Sort the nodes of a model topologically, in place, also in bodies and functions; sorted nodes stay.
-
-    ONNX requires the order; ONNX Runtime sorts, and its tools write any order.
-
-    Args:
-        label: Name of the model in messages.
-        proto: The model.
-
-    Raises:
-        ModelError: Nodes form a cycle.
-    """
+    """Sort the nodes of a model topologically, in place, also in bodies and functions; sorted nodes stay."""
     for holder in (proto.graph, *proto.functions):
         _sort(label, holder)
 

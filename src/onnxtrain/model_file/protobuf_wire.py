@@ -38,11 +38,7 @@ class TooManyFieldsError(WireError):
 
 
 class Budget:
-    """Limit on the number of fields that are read in a message and its submessages.
-
-    Args:
-        most: The limit.
-    """
+    """Limit on the number of fields that are read in a message and its submessages."""
 
     def __init__(self, most: int) -> None:
         self.left = most
@@ -59,13 +55,7 @@ class Slice(NamedTuple):
 
 
 def read_fields(view: memoryview, position: int, end: int, budget: Budget) -> Iterator[Slice]:
-    """Yield the fields of a message.
-
-    Raises:
-        CutOffError: A field is longer than the message.
-        TooManyFieldsError: The budget is exhausted.
-        WireError: The bytes are not a sequence of fields.
-    """
+    """Yield the fields of a message."""
     while position < end:
         start = position
         tag, position = read_varint(view, position, end)
@@ -212,10 +202,7 @@ class _Raw(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """A field with (part of) a tensor's data: header and payload.
-
-    Values that are stored one by one, each after a tag, are one field here, with all tags in the payload.
-    """
+    """A field with (part of) a tensor's data: header and payload."""
 
     number: int
     wire_type: int
@@ -252,16 +239,7 @@ Path = tuple[tuple[int, int], ...]
 
 
 class Template:
-    """The bytes of a model, cut at its initializers.
-
-    Args:
-        data: The serialized model; not kept.
-        inner: Paths to further tensors, and to attributes that are (lists of) floats, whose data may change.
-
-    Raises:
-        CutOffError: The data ends inside a field.
-        WireError: The data is not what protocol buffers write.
-    """
+    """The bytes of a model, cut at its initializers."""
 
     def __init__(self, data: bytes | mmap.mmap, inner: Sequence[Path] = ()) -> None:
         self._tensors: list[_Message] = []
@@ -393,15 +371,7 @@ class Template:
         locations: Mapping[str, str] | None = None,
         inner: Mapping[Path, tuple[TensorProto, npt.NDArray[np.generic]]] | None = None,
     ) -> Iterator[bytes | memoryview]:
-        """Yield the model's bytes with new data.
-
-        Args:
-            tensors: The initializers in order, for types and shapes.
-            arrays: New values by index, of the tensors' types and shapes.
-            raw_data: Returns the raw data of a large initializer by index, of unchanged length.
-            locations: New locations of data files by the old ones.
-            inner: Tensors and new values by the paths of the tensors, or of the attributes with their values.
-        """
+        """Yield the model's bytes with new data."""
         replaced: _Payloads = {
             id(self._tensors[index]): _replace(self._tensors[index], tensors[index], array)
             for index, array in arrays.items()

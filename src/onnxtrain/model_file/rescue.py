@@ -32,11 +32,7 @@ def writable_folder() -> Path | None:
 
 @contextmanager
 def kept_in_memory(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add to the error of a failed save that the trainer keeps its weights, and a path that can be written.
-
-    Raises:
-        ModelError: The save failed.
-    """
+    """Add to the error of a failed save that the trainer keeps its weights, and a path that can be written."""
     try:
         yield
     except ModelError as error:
@@ -69,16 +65,7 @@ def reached_from(start: Path, path: str | os.PathLike[str]) -> Path:
 
 
 def save_or_rescue(save: Callable[[Path], None], path: str | os.PathLike[str], start: Path) -> None:
-    """Save the result of a training, in a folder that was there; if it cannot be written, save it to another path.
-
-    Args:
-        save: Writes the result to a path.
-        path: The requested path.
-        start: The current folder before the training, to which a relative path belongs if that folder is gone.
-
-    Raises:
-        ModelError: The path could not be written; the message names the file that was written instead.
-    """
+    """Save the result of a training, in a folder that was there; if it cannot be written, save it to another path."""
     path = reached_from(start, path)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -49,13 +49,7 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 class Change(NamedTuple):
-    """New bytes for a range of a data file.
-
-    Attributes:
-        offset: Start of the range.
-        length: Its length.
-        data: Returns the new bytes.
-    """
+    """New bytes for a range of a data file."""
 
     offset: int
     length: int
@@ -63,15 +57,7 @@ class Change(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """A data file to write.
-
-    Attributes:
-        source: The file with its present bytes.
-        size: End of the last tensor in it.
-        changes: New bytes.
-        held: Other bytes, as they were when the model was read.
-        is_whole: True if ``changes`` and ``held`` have the bytes of all its tensors.
-    """
+    """A data file to write."""
 
     source: Path
     size: int
@@ -104,22 +90,6 @@ def save_model(
     Data files of a new model get the names of :func:`fresh_locations`. Over an existing model they get new names,
     ``MODEL.<hex>.ENDING``, so that the old model stays whole until one rename replaces it. Then those data files of the
     old model are removed that onnxtrain wrote for this path, which such a name tells, or this process.
-
-    Bytes that are not new are copied from the data files, if these are as they were when the model was read, and come
-    from memory if not.
-
-    Args:
-        path: The new file.
-        data: The data files, by the locations in the model.
-        render: Returns the model's bytes, given the new locations by the old ones.
-        sources: Reads the data files.
-        keep: Data files that are never removed.
-
-    Returns:
-        The new locations of the data files, by the old ones.
-
-    Raises:
-        ModelError: A file cannot be written or read.
     """
     target = Path(path)
     folder = target.parent
@@ -166,20 +136,7 @@ def _write_beside(
     item: DataFile,
     reusable: Sequence[str] | None,
 ) -> tuple[str, bool]:
-    """Write a data file of a model that exists already, under a name that follows from the new content.
-
-    Args:
-        files: Takes the file.
-        target: The model.
-        base: Location without a number.
-        source: The file with its present bytes; ``None`` if it changed.
-        item: The data file.
-        reusable: Data files that need not be written again where they hold the new bytes; ``None`` where another run
-            may be about to remove them.
-
-    Returns:
-        The location, and whether the file is new.
-    """
+    """Write a data file of a model that exists already, under a name that follows from the new content."""
     folder = target.parent
     kept = None if item.changes or source is None else _same_file(folder, reusable or (), source)
     if kept is not None:
@@ -217,10 +174,6 @@ def locations_of(target: Path, locations: Collection[str]) -> dict[str, str]:
 
     A name in a model is the choice of whoever made it, and other programs run or read files by their names. So only a
     usual ending is kept, as that of ``model.onnx_data``.
-
-    Args:
-        target: The new model.
-        locations: Its data files, as the model names them.
     """
     found: dict[str, str] = {}
     model = _short(target.name)
@@ -239,12 +192,7 @@ def _short(model: str) -> str:
 
 
 def fresh_locations(target: Path, locations: Collection[str]) -> dict[str, str]:
-    """Choose locations of a new model's data files at which nothing exists, by the locations in the model.
-
-    Args:
-        target: The new model.
-        locations: Its data files.
-    """
+    """Choose locations of a new model's data files at which nothing exists, by the locations in the model."""
     found: dict[str, str] = {}
     for location, name in locations_of(target, locations).items():
         taken = [target.parent / other for other in found.values()]
@@ -295,11 +243,7 @@ def _remove_outdated(target: Path, locations: Iterable[str], keep: Container[str
 
 
 def refuse_node(target: Path) -> None:
-    """Refuse to save a model with data files into a device or a pipe.
-
-    Raises:
-        ModelError: Always.
-    """
+    """Refuse to save a model with data files into a device or a pipe."""
     raise ModelError(
         f"{str(target)!r} cannot be written: it is a device or a pipe, and this model has data files, which lie beside "
         "it; give the name of a file."
@@ -318,11 +262,7 @@ def _holds(path: Path, other: BinaryIO) -> bool:
 
 @contextlib.contextmanager
 def _unchanged(sources: DataFiles, item: DataFile) -> Iterator[BinaryIO | None]:
-    """Open a data file that is as it was when the model was read; ``None`` if it is not, and not needed.
-
-    Raises:
-        ModelError: It changed, and has bytes that are not in memory.
-    """
+    """Open a data file that is as it was when the model was read; ``None`` if it is not, and not needed."""
     with contextlib.ExitStack() as stack:
         try:
             source: BinaryIO | None = stack.enter_context(sources.open(item.source, item.size))
@@ -390,26 +330,7 @@ def _content(file: BinaryIO, start: int, end: int) -> tuple[int, int]:
 
 
 class NewValues:
-    """New values of initializers, grouped by their storage in the model.
-
-    Large values are requested when they are written, one after the other.
-
-    Args:
-        values: New arrays by initializer name, of the initializers' types and shapes.
-        declared: Returns the initializer of a name.
-        positions: Indices of the main graph's initializers.
-        external: Initializers whose data is in files.
-        hidden: Weights outside the initializers of the main graph.
-        large: Indices of initializers whose data is inside the model and requested when it is written.
-
-    Attributes:
-        inline: Values inside the model, by index.
-        inner: Values in Constant nodes, attributes and bodies, by field path.
-        changes: Values in data files, by file.
-
-    Raises:
-        ModelError: A value does not fit its initializer.
-    """
+    """New values of initializers, grouped by their storage in the model."""
 
     def __init__(
         self,
@@ -465,11 +386,7 @@ def _stored_bytes(tensor: TensorProto, values: Arrays, name: str) -> bytes | mem
 
 
 def check_shared(external: Mapping[str, ExternalData], values: Arrays) -> None:
-    """Refuse different values for initializers that share bytes of a data file, as exporters store equal ones.
-
-    Raises:
-        ModelError: Initializers that share bytes are given different values.
-    """
+    """Refuse different values for initializers that share bytes of a data file, as exporters store equal ones."""
     order = sorted(external, key=lambda name: (external[name].file, external[name].offset))
     widest = order[0] if order else ""  # the one that reaches furthest so far
     for name in order[1:]:

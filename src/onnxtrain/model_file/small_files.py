@@ -31,22 +31,12 @@ class RefusedFileError(ValueError):
 
 
 def check_regular_file(path: str | os.PathLike[str]) -> None:
-    """Refuse a pipe, a device, a socket or a folder: opening may block, and reading may never end.
-
-    Raises:
-        RefusedFileError: The path is one of these.
-        OSError: The path does not exist.
-    """
+    """Refuse a pipe, a device, a socket or a folder: opening may block, and reading may never end."""
     _check_kind(os.stat(path))
 
 
 def read_small(path: str | os.PathLike[str], limit: int = TEXT_LIMIT) -> bytes:
-    """Read a regular file of at most ``limit`` bytes.
-
-    Raises:
-        RefusedFileError: The file is larger, or not regular.
-        OSError: It cannot be read.
-    """
+    """Read a regular file of at most ``limit`` bytes."""
     check_regular_file(path)
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
@@ -59,12 +49,7 @@ def read_small(path: str | os.PathLike[str], limit: int = TEXT_LIMIT) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], limit: int = TEXT_LIMIT, encoding: str = "utf-8") -> str:
-    """Read a small text file.
-
-    Raises:
-        RefusedFileError: The file is too large, not regular, or has another encoding.
-        OSError: It cannot be read.
-    """
+    """Read a small text file."""
     try:
         return read_small(path, limit).decode(encoding)
     except UnicodeDecodeError as error:
@@ -72,22 +57,12 @@ def read_text(path: str | os.PathLike[str], limit: int = TEXT_LIMIT, encoding: s
 
 
 def read_json(path: str | os.PathLike[str], limit: int = TEXT_LIMIT, *, finite: bool = True) -> Any:
-    """Read a JSON file; see :func:`parse_json`.
-
-    Raises:
-        RefusedFileError: The file is too large, not regular, or not JSON within the limits.
-        OSError: It cannot be read.
-    """
+    """Read a JSON file; see :func:`parse_json`."""
     return parse_json(read_text(path, limit), finite=finite)
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a TOML file of at most 1 MiB, with keys of at most 33 parts.
-
-    Raises:
-        RefusedFileError: The file is too large, not regular, or not TOML within the limits.
-        OSError: It cannot be read.
-    """
+    """Read a TOML file of at most 1 MiB, with keys of at most 33 parts."""
     import tomllib  # only commands need it
 
     text = read_text(path, TOML_LIMIT)
@@ -104,15 +79,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """Parse JSON of at most 64 levels, with integers of at most 40 digits and valid Unicode.
-
-    Args:
-        text: The JSON.
-        finite: Refuse NaN and infinity.
-
-    Raises:
-        RefusedFileError: The text is not JSON, or exceeds these limits.
-    """
+    """Parse JSON of at most 64 levels, with integers of at most 40 digits and valid Unicode."""
     try:
         found = json.loads(text, parse_int=_integer)
     except RecursionError as error:

@@ -41,15 +41,7 @@ from onnxtrain.model_file.proto import (
 
 
 def repair_graph(graph: GraphProto, opset: int) -> None:
-    """Rewrite operators that the converter gets wrong, in a graph and its subgraphs, in place.
-
-    Args:
-        graph: A graph below the target opset.
-        opset: Opset of its default domain.
-
-    Raises:
-        ModelError: An operator has no equivalent at newer opsets.
-    """
+    """Rewrite operators that the converter gets wrong, in a graph and its subgraphs, in place."""
     for node in graph.node:
         for inner in proto_subgraphs(node):
             repair_graph(inner, opset)

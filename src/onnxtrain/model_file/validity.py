@@ -93,11 +93,6 @@ R = TypeVar("R")
 def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that it raises ModelError if it fails on a model that ONNX Runtime rejects.
 
-    OnnxTrainError, OSError and MemoryError pass, and so do all errors with a valid model.
-
-    Args:
-        parameter: Name of the function's parameter that is a path or a model.
-
     Example:
         >>> @refuses_invalid()
         ... def first_axis(model):
@@ -121,11 +116,7 @@ def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Call
 
 @contextlib.contextmanager
 def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
-    """Raise ModelError if a block fails on an invalid model; the context manager of :func:`refuses_invalid`.
-
-    Args:
-        find: Returns the path or the model; called after a failure.
-    """
+    """Raise ModelError if a block fails on an invalid model; the context manager of :func:`refuses_invalid`."""
     try:
         yield
     except (OnnxTrainError, OSError, MemoryError):
@@ -140,10 +131,7 @@ def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
 
 
 def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
-    """Return the reason why ONNX Runtime rejects a model; ``None`` if it accepts the model, or the reason is unclear.
-
-    A model with custom operators may be valid.
-    """
+    """Return the reason why ONNX Runtime rejects a model; ``None`` if it accepts the model, or the reason is unclear."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -66,11 +66,7 @@ def _axes(info: ValueInfoProto) -> list[TensorShapeProto.Dimension]:
 
 
 def maps_to_tensors(graph: onnx.GraphProto) -> None:
-    """Replace every ZipMap by an Identity, in place: its output becomes the tensor of probabilities.
-
-    scikit-learn's converters end classifiers in a sequence of maps from label to probability, which has no gradient and
-    cannot be represented by onnx-ir. The user's file keeps the ZipMap.
-    """
+    """Replace every ZipMap by an Identity, in place: its output becomes the tensor of probabilities."""
     outputs = {info.name: info for info in (*graph.output, *graph.value_info)}
     for node in graph.node:
         if node.op_type != "ZipMap" or node.domain != MACHINE_LEARNING_DOMAIN:
@@ -89,11 +85,7 @@ _TRAINING_IR_VERSION = 8
 
 @contextmanager
 def understood(label: str) -> Iterator[None]:
-    """Convert errors of onnx-ir about a model to a ModelError.
-
-    Raises:
-        ModelError: onnx-ir cannot load the model.
-    """
+    """Convert errors of onnx-ir about a model to a ModelError."""
     try:
         yield
     except (ir.serde.SerdeError, ValueError, TypeError, LookupError) as error:
@@ -111,18 +103,7 @@ def understood(label: str) -> Iterator[None]:
 def working_copy(
     label: str, proto: ModelProto, large: Mapping[str, ir.TensorProtocol], folder: str, minimum_opset: int
 ) -> ir.Model:
-    """Convert a model to onnx-ir: normalized domains, sorted nodes, no initializers among inputs, a newer opset.
-
-    Args:
-        label: Name of the model in messages.
-        proto: The model without the data of large initializers; it is modified.
-        large: Large initializers by name, whose data is read when it is needed.
-        folder: Folder of its data files.
-        minimum_opset: Minimum opset of the copy.
-
-    Raises:
-        ModelError: An operator cannot be upgraded, or text is not UTF-8.
-    """
+    """Convert a model to onnx-ir: normalized domains, sorted nodes, no initializers among inputs, a newer opset."""
     unify_default_domain(proto)
     import_runtime_domain(proto)
     drop_own_import(proto)

@@ -56,14 +56,7 @@ _LOOK = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 
 
 class OutputPath(NamedTuple):
-    """A resolved output path.
-
-    Attributes:
-        path: The path as it was given; messages name it.
-        file: The file to replace or to create, behind all links; for a device or a pipe the path itself.
-        is_node: True for a device or a pipe, which is written in place and never replaced.
-        exists: True where something is there already.
-    """
+    """A resolved output path."""
 
     path: Path
     file: Path
@@ -72,15 +65,7 @@ class OutputPath(NamedTuple):
 
 
 def resolve_output(path: str | os.PathLike[str], advice: str = ELSEWHERE) -> OutputPath:
-    """Resolve an output path without touching it.
-
-    Args:
-        path: The path.
-        advice: End of the message if the system's error has no advice of its own.
-
-    Raises:
-        ModelError: Nothing can be written there: the path is a folder, a socket, a cycle of links or an invalid name.
-    """
+    """Resolve an output path without touching it."""
     target = Path(path)
     _check_name(target)
     with explained(target, advice):
@@ -118,16 +103,7 @@ def _behind_links(target: Path) -> Path:
 
 @contextlib.contextmanager
 def explained(target: Path, advice: str = ELSEWHERE, *, others_pass: bool = False) -> Iterator[None]:
-    """Turn an OSError into a one-sentence ModelError that names the output.
-
-    Args:
-        target: The output.
-        advice: End of the sentence if the system's error has no advice of its own.
-        others_pass: Let errors pass that name a file: they are about another file than the output.
-
-    Raises:
-        ModelError: The system refused an operation.
-    """
+    """Turn an OSError into a one-sentence ModelError that names the output."""
     try:
         yield
     except OSError as error:
@@ -138,11 +114,7 @@ def explained(target: Path, advice: str = ELSEWHERE, *, others_pass: bool = Fals
 
 @contextlib.contextmanager
 def only_warns(what: str) -> Iterator[None]:
-    """Turn an error into a warning, for what is done beside a training and must not take it along.
-
-    Args:
-        what: Beginning of the warning.
-    """
+    """Turn an error into a warning, for what is done beside a training and must not take it along."""
     try:
         yield
     except Exception as error:
@@ -181,16 +153,7 @@ def _open_node(path: Path) -> Iterator[BinaryIO]:
 
 @dataclass(eq=False)
 class PendingFile:
-    """A file that is written under a temporary name.
-
-    Attributes:
-        temporary: The temporary path.
-        final: The path it is renamed to; ``None`` drops the file.
-        target: The output as it was given, for messages.
-        file: The open file.
-        number: Number of the temporary name among those of the same output.
-        is_renamed: True once it has its final name.
-    """
+    """A file that is written under a temporary name."""
 
     temporary: Path
     final: Path | None
@@ -202,11 +165,6 @@ class PendingFile:
 
 class AtomicFiles:
     """Several files that are renamed to their final names together, once all are complete.
-
-    Each is written under a temporary name in its own folder and flushed to the disk. On leaving the context they
-    replace what was there, in the order of their creation; after an error they are removed and nothing has changed. A
-    process that has the old file open or mapped keeps the old content. A link stays, and its target is replaced. A
-    device or a pipe is written in place.
 
     Example:
         >>> import tempfile
@@ -223,11 +181,7 @@ class AtomicFiles:
 
     @contextlib.contextmanager
     def create(self, target: Path) -> Iterator[BinaryIO]:
-        """Open the file that becomes ``target``; missing folders are made.
-
-        Raises:
-            ModelError: It cannot be written.
-        """
+        """Open the file that becomes ``target``; missing folders are made."""
         output = resolve_output(target)
         if output.is_node:
             with explained(target, others_pass=True), _open_node(output.file) as stream:
@@ -250,16 +204,7 @@ class AtomicFiles:
 
     @contextlib.contextmanager
     def create_data(self, folder: Path, location: str) -> Iterator[PendingFile]:
-        """Open a data file of the output that was created last; it is renamed before the outputs.
-
-        Args:
-            folder: The folder of the output.
-            location: Path of the data file relative to that folder. The caller may set another name in the same folder
-                as ``final``, once the file is complete.
-
-        Raises:
-            ModelError: It cannot be written.
-        """
+        """Open a data file of the output that was created last; it is renamed before the outputs."""
         output = self._outputs[-1]
         assert output.final is not None
         target = folder / location
@@ -342,10 +287,7 @@ def _temporary_path(file: Path, key: str) -> Path:
 
 
 def _create_temporary(file: Path) -> tuple[Path, int, int]:
-    """Create and lock a temporary file: its path, its number and its descriptor.
-
-    Its lock tells other runs that it is in use. One that a killed run left is removed.
-    """
+    """Create and lock a temporary file: its path, its number and its descriptor."""
     for number in itertools.count():
         path = _temporary_path(file, str(number))
         _remove_abandoned(path)
@@ -373,11 +315,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Make sure, before the work, that its result can be written to a path.
-
-    Raises:
-        ModelError: The folder does not exist or accepts no files, or the path is a folder.
-    """
+    """Make sure, before the work, that its result can be written to a path."""
     output = resolve_output(path, _PERMITTED)
     label = repr(str(output.path))
     if output.is_node:
@@ -473,18 +411,6 @@ def folder_lock(
     """Keep other processes out of a folder. One process may take the lock several times.
 
     The folder itself is locked, so that no lock file has to be created and none can be left.
-
-    Args:
-        folder: An existing folder.
-        wait: Seconds to wait for another process.
-        needed: Raise the error where the other process holds the lock for longer; else go on without the lock.
-        error: The class of that error.
-
-    Yields:
-        True where the folder is locked; False on a file system without locks, and where this process goes on without.
-
-    Raises:
-        OnnxTrainError: Another process holds the lock.
 
     Example:
         >>> import tempfile

@@ -81,12 +81,6 @@ class Tensor(NDArrayOperatorsMixin):
     def block_means(self, block: Sequence[int]) -> Tensor:
         """Replace each element by the mean of its block.
 
-        Args:
-            block: The size of a block along each axis; the last block along an axis may be smaller.
-
-        Raises:
-            OperatorError: The block has another number of axes, or the shape is not known.
-
         Example:
             >>> Tensor(np.array([1.0, 3.0, 5.0])).block_means([2]).data
             array([2., 2., 5.])

@@ -13,13 +13,7 @@ _NAMED: Final = r"(?P<name>[a-z_][a-z_0-9]*)\s*=(?P<value>.*)"
 
 
 class Call(NamedTuple):
-    """A parsed call; its arguments are still text.
-
-    Attributes:
-        name: Name of the function.
-        positional: Positional arguments.
-        named: Keyword arguments.
-    """
+    """A parsed call; its arguments are still text."""
 
     name: str
     positional: tuple[str, ...]
@@ -82,14 +76,7 @@ _LONGEST: Final = 2**20
 
 
 def read_literal(text: str) -> Any:
-    """Return the value of a literal in Python's notation, whoever wrote it.
-
-    Raises:
-        ValueError: The text is no literal, is too long, or nests too deeply.
-
-    >>> read_literal("(1, 2.5)")
-    (1, 2.5)
-    """
+    """Return the value of a literal in Python's notation, whoever wrote it."""
     try:
         if len(text) <= _LONGEST:
             return ast.literal_eval(text)

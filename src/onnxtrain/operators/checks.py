@@ -15,13 +15,7 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Described(NamedTuple):
-    """Known properties of a tensor.
-
-    Attributes:
-        dtype: Its element type; ``None`` if unknown.
-        shape: A size, a symbol or ``None`` for each axis; ``None`` if the rank is unknown.
-        name: Its name in the graph, or "".
-    """
+    """Known properties of a tensor."""
 
     dtype: np.dtype[Any] | None
     shape: tuple[Dimension, ...] | None
@@ -29,11 +23,7 @@ class Described(NamedTuple):
 
 
 def group(schema: OptimizerSchema, attributes: Attributes, count: int) -> int:
-    """Return the number of variables whose X, G and states are the ``count`` tensors after R and T.
-
-    Raises:
-        OperatorError: ``count`` is no multiple of the tensors per variable.
-    """
+    """Return the number of variables whose X, G and states are the ``count`` tensors after R and T."""
     roles = ["X", "G", *(state.name for state in schema.used_states(attributes))]
     if count == 0 or count % len(roles):
         order = ", ".join(f"all {role}" for role in roles)

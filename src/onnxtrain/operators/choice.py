@@ -14,14 +14,7 @@ from onnxtrain.operators.optimizer import Optimizer
 
 
 def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
-    """Return the given optimizer, the one written as text, or ``Adam()`` for ``None``.
-
-    Raises:
-        OptionError: There is no optimizer of this name, or it has no such setting.
-
-    >>> choose_optimizer("adamw(lr=3e-4, weight_decay=0.1)")
-    AdamW(learning_rate=0.0003, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1)
-    """
+    """Return the given optimizer, the one written as text, or ``Adam()`` for ``None``."""
     if optimizer is None:
         return Adam()
     if isinstance(optimizer, Optimizer):
@@ -31,11 +24,7 @@ def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
 
 
 def read_optimizer(text: str) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Parse an optimizer written as text into its class and settings.
-
-    Raises:
-        OptionError: There is no optimizer of this name, it has fewer settings, or one is given twice.
-    """
+    """Parse an optimizer written as text into its class and settings."""
     names = optimizers_by_name()
     call = read_call(text.lower()) if isinstance(text, str) else None
     if call is None or call.name not in names:

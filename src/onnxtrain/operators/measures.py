@@ -31,16 +31,7 @@ from onnxtrain.errors import OperatorError
 
 @dataclass(frozen=True)
 class Measure(ABC):
-    """A measure with its parameters.
-
-    Args:
-        reweighting: "l2" or "l1".
-        epsilon: Parameter of all measures except p-norm, above 0; a smaller one promotes sparsity more.
-        p: Exponent of p-norm.
-
-    Raises:
-        OperatorError: A parameter is outside the measure's domain.
-    """
+    """A measure with its parameters."""
 
     name: ClassVar[str]
     domain: ClassVar[str] = "epsilon above 0"
@@ -55,11 +46,7 @@ class Measure(ABC):
         self.check()
 
     def check(self) -> None:
-        """Check that the parameters are in the measure's domain.
-
-        Raises:
-            OperatorError: A parameter is outside the domain.
-        """
+        """Check that the parameters are in the measure's domain."""
         if not (0 < self.epsilon < math.inf):
             raise OperatorError(
                 f"The measure {self.name!r} has epsilon {self.epsilon:g}, but needs one above 0 and finite: "
@@ -84,10 +71,7 @@ class Measure(ABC):
             return np.asarray(self.value(self.argument(np.asarray(u, dtype=np.float64))))
 
     def argument(self, u: Any, block: Sequence[int] = ()) -> Any:
-        """Compute z from u.
-
-        With blocks, all weights of a block have one z: the mean of their squares for l2, its root for l1.
-        """
+        """Compute z from u."""
         if block:
             squares = (u * u).block_means(block)
             return np.sqrt(squares) if self.reweighting == "l1" else squares
@@ -126,9 +110,6 @@ class LogSum(Measure):
 
 class PNorm(Measure):
     """f(z) = z^(p/2) for ℓ2, z^p for ℓ1: g(u) = |u|^p; w² = (2/p) |u|^(2−p) for ℓ2, w = (1/p) |u|^(1−p) for ℓ1.
-
-    p = 2 (ℓ2) and p = 1 (ℓ1), the limits of the domain, are plain gradient descent. ℓ1 with p equals ℓ2 with 2p.
-    Zero is absorbing: a weight that is exactly zero stays.
 
     Source: B. D. Rao, K. Kreutz-Delgado, "An Affine Scaling Methodology for Best Basis Selection", IEEE
     Transactions on Signal Processing 47, 1999.
@@ -266,9 +247,6 @@ _registered: dict[str, type[Measure]] = {}
 def measure(name: str, *, reweighting: str = "l2", epsilon: float = 0.01, p: float = 0.5) -> Measure:
     """Return the measure with this name and these parameters.
 
-    Raises:
-        OperatorError: The name is unknown, or a parameter is outside its domain.
-
     Example:
         >>> measure("arctan", reweighting="l1", epsilon=1.0).squared_weight([2.0])
         array([25.])
@@ -288,16 +266,6 @@ def register_measure(name: str, function: Any, *, largest: float = 10.0) -> None
     """Register a custom measure, which the attribute ``measure`` of SSGD then accepts by name.
 
     It runs in NumPy and as a body of standard operators; native kernels implement the built-in measures only.
-
-    Args:
-        name: Its name.
-        function: f′: a function of z, or an object with a method ``derivative`` and optionally a method ``value`` for
-            f; written with Python's operators and NumPy's functions.
-        largest: End of the grid of z, from 0, on which the conditions are checked. It should cover the z of real
-            weights without f′ underflowing to 0.
-
-    Raises:
-        OperatorError: The name is taken, or a condition fails; the message names the condition and the z.
 
     Example:
         >>> register_measure("cauchy", lambda z: 1 / (1 + z))
@@ -333,11 +301,7 @@ def check_conditions(
     *,
     largest: float = 10.0,
 ) -> None:
-    """Check numerically that f is increasing, finite and strictly concave; symmetry holds by construction.
-
-    Raises:
-        OperatorError: A condition fails.
-    """
+    """Check numerically that f is increasing, finite and strictly concave; symmetry holds by construction."""
     grid = np.linspace(0.0, largest, 201)[1:]
     with np.errstate(all="ignore"):
         slope = np.broadcast_to(np.asarray(derivative(grid), dtype=np.float64), grid.shape)

@@ -14,11 +14,7 @@ from onnxtrain.operators.registry import find
 
 
 def check_node(node: ir.Node, version: int = 1) -> None:
-    """Check the version, attributes, inputs and outputs of an optimizer node.
-
-    Raises:
-        OperatorError: One of them violates the operator's schema.
-    """
+    """Check the version, attributes, inputs and outputs of an optimizer node."""
     schema = find(node.domain, node.op_type)
     assert schema is not None
     if version != schema.version:
@@ -63,10 +59,7 @@ def infer_optimizer_types(node: ir.Node) -> bool:
 
 
 def name_skipped_outputs(node: ir.Node) -> list[ir.Value]:
-    """Name the unnamed outputs of an optimizer node and return them.
-
-    A file cannot store trailing unnamed outputs, and ONNX's shape inference fails if they are missing.
-    """
+    """Name the unnamed outputs of an optimizer node and return them."""
     if find(node.domain, node.op_type) is None:
         return []
     skipped = [output for output in node.outputs if not output.name]

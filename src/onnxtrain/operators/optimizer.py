@@ -123,16 +123,7 @@ def setting_names(settings: type[Optimizer]) -> tuple[str, ...]:
 
 
 def as_fields(settings: Optimizer | type[Optimizer], given: Mapping[str, Any], positional: int = 0) -> dict[str, Any]:
-    """Return arguments under the names of the fields.
-
-    Args:
-        settings: The class of the settings, or an object whose pairs complete an argument for one of their items.
-        given: Arguments by any name of a setting.
-        positional: Number of positional arguments in front of them.
-
-    Raises:
-        OptionError: There is no such setting, or one is given twice.
-    """
+    """Return arguments under the names of the fields."""
     cls = settings if isinstance(settings, type) else type(settings)
     attributes = {attribute.name: attribute for attribute in cls.schema.attributes}
     first = _field_names(cls)[:positional]
@@ -227,17 +218,7 @@ def optimizer(
     required: bool = False,
     **more: Any,
 ) -> Callable[[type[S]], type[S]]:
-    """Give a dataclass of settings the schema of its operator, and a constructor that accepts all names of a setting.
-
-    Args:
-        doc: One paragraph for the reference page.
-        rule: The update rule.
-        *attributes: The operator's attributes. Their defaults are those of the fields, unless they have their own.
-        states: The operator's states.
-        domain: Domain of the operator, whose name is that of the class.
-        required: True for an operator whose attributes have no defaults.
-        **more: Other fields of :class:`OptimizerSchema`.
-    """
+    """Give a dataclass of settings the schema of its operator, and a constructor that accepts all names of a setting."""
 
     def decorate(settings: type[S]) -> type[S]:
         values = {field.name: field.default for field in fields(settings)}

@@ -15,13 +15,7 @@ from onnxtrain.operators.schema import OptimizerSchema
 
 
 class Entry(NamedTuple):
-    """One optimizer.
-
-    Attributes:
-        schema: The operator.
-        settings: The public class of its settings.
-        reference: The operator over NumPy arrays.
-    """
+    """One optimizer."""
 
     schema: OptimizerSchema
     settings: type[Optimizer]

@@ -16,14 +16,7 @@ Attributes = Mapping[str, Any]
 
 
 class Interval(NamedTuple):
-    """Interval of the values that an attribute should have.
-
-    Attributes:
-        low: Lower end.
-        high: Upper end.
-        low_included: True if the lower end belongs to it.
-        high_included: True if the upper end belongs to it.
-    """
+    """Interval of the values that an attribute should have."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -51,19 +44,7 @@ FRACTION = Interval(0.0, 1.0)
 
 
 class Attribute(NamedTuple):
-    """One attribute of an operator.
-
-    Attributes:
-        name: Its name.
-        doc: Its effect, one sentence for the reference pages.
-        default: The value of an omitted attribute; ``None`` makes the attribute required. The decorator ``optimizer``
-            takes it from the settings.
-        kind: ``float``, ``str``, or ``tuple`` for integers.
-        choices: Accepted strings; empty if the schema's ``check`` decides.
-        sensible: The values that an optimizer's settings accept; the operator itself takes every number.
-        familiar: PyTorch's name of the setting, if it differs: ``eps``, ``betas[0]`` for the first of a pair,
-            ``1 - dampening`` for the complement, ``nesterov`` for a mode that is on or off.
-    """
+    """One attribute of an operator."""
 
     name: str
     doc: str
@@ -75,14 +56,7 @@ class Attribute(NamedTuple):
 
 
 class State(NamedTuple):
-    """A tensor that an optimizer keeps per variable, of the variable's type and shape.
-
-    Attributes:
-        name: Its letter in the specification; a state named H is never negative, so its 8-bit code has no sign.
-        doc: Its content, one sentence for the reference pages.
-        initial: Value of every element before the first step.
-        used: Returns whether the operator has it, given its attributes.
-    """
+    """A tensor that an optimizer keeps per variable, of the variable's type and shape."""
 
     name: str
     doc: str
@@ -98,21 +72,7 @@ R, T and the number attributes are :class:`~onnxtrain.operators.arithmetic.Wide`
 
 
 class OptimizerSchema(NamedTuple):
-    """Schema of an optimizer operator.
-
-    Attributes:
-        name: Name of the operator.
-        doc: One paragraph for the reference pages.
-        rule: The update rule.
-        attributes: Its attributes.
-        states: Its states, in the order of the operator's inputs.
-        domain: Domain of the operator.
-        version: Version of its domain.
-        first_count: T of the first step, as in the optimizer's paper: 0 or 1.
-        counted: True if the rule reads T.
-        details: Markdown for the reference page, below the update rule.
-        check: Raises :class:`~onnxtrain.errors.OperatorError` for attributes that contradict one another.
-    """
+    """Schema of an optimizer operator."""
 
     name: str
     doc: str
@@ -131,11 +91,7 @@ class OptimizerSchema(NamedTuple):
         return tuple(state for state in self.states if state.used(attributes))
 
     def complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all attributes: the given ones, checked, and the defaults of the others.
-
-        Raises:
-            OperatorError: One is unknown, missing, of the wrong type, or not among its choices.
-        """
+        """Return all attributes: the given ones, checked, and the defaults of the others."""
         known = [attribute.name for attribute in self.attributes]
         for name in given:
             if name not in known:

@@ -134,11 +134,7 @@ class Sparsity:
 
 
 def block_of(label: str, block: object) -> tuple[int, int]:
-    """Return a block as (outputs, inputs).
-
-    Raises:
-        OptionError: It is no pair of integers of at least 1.
-    """
+    """Return a block as (outputs, inputs)."""
     pair = tuple(block) if isinstance(block, (tuple, list)) else ()
     if len(pair) != 2 or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in pair):
         raise OptionError(

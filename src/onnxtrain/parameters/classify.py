@@ -99,18 +99,7 @@ _STEPS: Final = 16
 
 
 class Tensor:
-    """A floating initializer and what its readers show, gathered while operators show the roles of their inputs.
-
-    Args:
-        value: The initializer, in a model whose functions are not expanded.
-        functions: Model-local functions.
-
-    Attributes:
-        is_declared: True if the file declares it a parameter.
-        setting: What all operators that read it configure by it; "" if one reads a weight or an operand.
-        has_angles: True if only its sines and cosines are used.
-        kind: What else the file declares it to be.
-    """
+    """A floating initializer and what its readers show, gathered while operators show the roles of their inputs."""
 
     def __init__(self, value: ir.Value, functions: Functions) -> None:
         self.value, self.name = value, value.name or ""
@@ -411,10 +400,7 @@ def _preprocessing(tensor: Tensor) -> Decision | None:
 
 
 def _normalizes(reader: Reader) -> bool:
-    """Return whether a node is part of (x - mean) / deviation of a raw input x of the model.
-
-    Both are tensors that a single node reads.
-    """
+    """Return whether a node is part of (x - mean) / deviation of a raw input x of the model."""
     node, index = reader
     if not _is_preprocessed(reader) or (node.op_type in ("Sub", "Div") and index != 1):
         return False
@@ -492,11 +478,7 @@ def _is_made(value: ir.Value | None) -> bool:
 
 
 def _is_affine(reader: Reader, name: str) -> bool:
-    """Return whether an operand with a single element is a scale or bias of a normalization.
-
-    PyTorch's newer exporter writes the original call of a node, with its parameters. The older one writes the fill of a
-    normalization without parameters as Constant nodes, and the module's parameters as initializers.
-    """
+    """Return whether an operand with a single element is a scale or bias of a normalization."""
     node, index = reader
     if node.op_type not in ("Mul", "Add") or node.domain:
         return False

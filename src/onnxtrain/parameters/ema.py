@@ -48,11 +48,7 @@ class EMA(Averaging):
 
 
 def choose_ema(ema: float | EMA | None) -> EMA | None:
-    """Resolve the option: a decay, or an object.
-
-    Raises:
-        OptionError: The decay is outside its range.
-    """
+    """Resolve the option: a decay, or an object."""
     return ema if ema is None or isinstance(ema, EMA) else EMA(ema)
 
 

@@ -22,9 +22,6 @@ _ELSEWHERE = "sparse, or its data is in another file; write the model with it as
 def other_tensors(proto: ModelProto) -> list[Initializer]:
     """List the floating tensors of a file that are no initializers of its working copy, with the reasons.
 
-    These are values of other operators than Constant, such as those of trees, and Constant nodes that are sparse or
-    whose data is in another file.
-
     Example:
         >>> import onnx
         >>> model = onnx.parser.parse_model('''
@@ -62,10 +59,7 @@ def _tensors(node: NodeProto, attribute: AttributeProto, is_constant: bool) -> I
 
 
 def untrainable(model: ir.Model, proto: ModelProto) -> str:
-    """Return a sentence about values that no gradient changes, and about tensors stored elsewhere; "" without any.
-
-    Operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
-    """
+    """Return a sentence about values that no gradient changes, and about tensors stored elsewhere; "" without any."""
     sentences = []
     names = [repr(row.name) for row in other_tensors(proto) if row.reason == _ELSEWHERE]
     if names:

@@ -153,10 +153,7 @@ def mask_kind(array: np.ndarray, *, meets_softmax: bool, multiplies: bool) -> st
 
 
 def are_positions(array: np.ndarray) -> bool:
-    """Return whether the columns of a table are sinusoids of the row index.
-
-    Constant and evenly spaced columns are inconclusive.
-    """
+    """Return whether the columns of a table are sinusoids of the row index."""
     sizes = [size for size in array.shape if size != 1]
     if len(sizes) < 2 or not array.size or array.dtype.kind not in "fV":
         return False
@@ -193,10 +190,6 @@ def _recurrence(part: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def fixed_matrix(array: np.ndarray, readers: list[Reader]) -> str:
     """Return the kind of a fixed matrix of signal processing or of a graph; "" where a tensor may be learned.
-
-    Args:
-        array: The values.
-        readers: The readers of the tensor: kernels of convolutions have other forms than matrices and operands.
 
     Example:
         >>> import onnx_ir as ir
@@ -275,11 +268,7 @@ def _squeezed(array: np.ndarray) -> np.ndarray:
 
 
 def _has_sinusoids(array: np.ndarray) -> bool:
-    """Return whether an axis, its halves, or its even and odd indices hold sinusoids, times any factors.
-
-    A basis cos(2 pi k n / N) times a window is a sinusoid of k for each n, whatever the window; so is one of n for
-    each k where the window is constant. Real and imaginary parts follow each other in halves or alternately.
-    """
+    """Return whether an axis, its halves, or its even and odd indices hold sinusoids, times any factors."""
     for axis, size in enumerate(array.shape):
         if size < _LEAST_ROWS or array.size < 4 * size:
             continue
@@ -460,10 +449,7 @@ def _is_identity(matrix: np.ndarray) -> bool:
 
 
 def _is_graph(matrix: np.ndarray) -> bool:
-    """Return whether a (stack of) matrices holds zeros and ones, averages, or a symmetric sparse adjacency.
-
-    Diagonals, as of fresh identities, are none.
-    """
+    """Return whether a (stack of) matrices holds zeros and ones, averages, or a symmetric sparse adjacency."""
     stack = matrix.reshape(-1, *matrix.shape[-2:])
     rows, columns = stack.shape[1:]
     corner = stack[:, :_MOST_ROWS, :_MOST_ROWS]

@@ -112,14 +112,7 @@ class Group:
 
 
 def read_group(text: str) -> Group:
-    """Parse a group from text: patterns, then settings.
-
-    Raises:
-        OptionError: The text has another form.
-
-    >>> read_group("*.bias|*norm*, weight_decay=0, lr_scale=0.5")
-    Group('*.bias|*norm*', lr_scale=0.5, weight_decay=0)
-    """
+    """Parse a group from text: patterns, then settings."""
     call = read_call(f"group({text})")
     try:
         if call is None or not call.positional or not call.named:
@@ -133,11 +126,7 @@ def read_group(text: str) -> Group:
 
 
 def listed_groups(groups: Group | Sequence[Group]) -> tuple[Group, ...]:
-    """Return groups as a tuple.
-
-    Raises:
-        OptionError: An element is not a group.
-    """
+    """Return groups as a tuple."""
     found = (groups,) if isinstance(groups, Group) else tuple(groups)
     for group in found:
         if not isinstance(group, Group):
@@ -150,17 +139,7 @@ def listed_groups(groups: Group | Sequence[Group]) -> tuple[Group, ...]:
 def update_rules(
     groups: Sequence[Group], optimizer: Optimizer, table: Sequence[Initializer], model: ir.Model
 ) -> dict[str, UpdateRule]:
-    """Return the update rules of the parameters that are in groups.
-
-    Args:
-        groups: The groups; a parameter belongs to the first that matches it.
-        optimizer: The optimizer of all other parameters.
-        table: All initializers.
-        model: A working copy.
-
-    Raises:
-        OptionError: A pattern matches no initializer, or the optimizer has no such setting.
-    """
+    """Return the update rules of the parameters that are in groups."""
     rules = [group.rule(optimizer) for group in groups]
     return {name: rules[found[0]] for name, found in members(groups, table, model).items()}
 
@@ -196,13 +175,7 @@ def group_hints(groups: Sequence[Group], table: Sequence[Initializer], model: ir
 def merged_hints(
     choices: Mapping[str, str | Sequence[str] | None], table: Sequence[Initializer], model: ir.Model
 ) -> list[str]:
-    """Return hints on tensors shared by several modules where patterns name only some of these.
-
-    Args:
-        choices: Patterns by option.
-        table: All initializers.
-        model: A working copy.
-    """
+    """Return hints on tensors shared by several modules where patterns name only some of these."""
     sentences = []
     copies = {row.name for row in table if row.name not in model.graph.initializers}
     for option, given in choices.items():
@@ -242,11 +215,7 @@ def _changed(group: Group) -> set[str]:
 
 
 def members(groups: Sequence[Group], table: Sequence[Initializer], model: ir.Model) -> dict[str, list[int]]:
-    """Return the parameters that are in groups, with the indices of all matching groups.
-
-    Raises:
-        OptionError: A pattern matches no initializer.
-    """
+    """Return the parameters that are in groups, with the indices of all matching groups."""
     if not groups:
         return {}
     paths = _paths(table, model)

@@ -43,14 +43,7 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True)
 class Layout:
-    """The matrix that a stored weight is.
-
-    Attributes:
-        shape: Shape of the stored tensor.
-        outputs: Its axes that count outputs, outermost first.
-        inputs: Its axes that count inputs, outermost first: positions of the kernel, then channels.
-        uses: Number of multiplications of each weight for one example, as far as shapes are known; 0 in a lookup.
-    """
+    """The matrix that a stored weight is."""
 
     shape: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -59,8 +52,6 @@ class Layout:
 
     def block(self, outputs: int, inputs: int) -> tuple[int, ...]:
         """Return the size along each stored axis of a block of (outputs, inputs).
-
-        A block fills an axis before it continues along the next one outwards.
 
         Example:
             >>> Layout((8, 3, 5, 5), (0,), (2, 3, 1)).block(4, 1)
@@ -90,15 +81,7 @@ class Layout:
 
 
 def product_layouts(model: ir.Model, names: Sequence[str]) -> dict[str, Layout]:
-    """Return the layouts of weights by name.
-
-    Args:
-        model: A working copy with shapes.
-        names: Initializers of its main graph.
-
-    Raises:
-        OptionError: The nodes that read one do not tell its outputs and inputs.
-    """
+    """Return the layouts of weights by name."""
     found = {}
     for name in names:
         value = model.graph.initializers[name]

@@ -36,17 +36,7 @@ _REARRANGED = REARRANGING - {"Concat"}
 
 
 class Masks(Mapping[str, np.ndarray]):
-    """Masks by parameter, as a value: never changed, and equal where all of their elements are.
-
-    Args:
-        masks: Boolean arrays; they are copied. Or ``"keep"``, for masks that the zeros of the model tell.
-
-    Attributes:
-        keep: Whether the masks are still to be made from the zeros of the model.
-
-    Raises:
-        OptionError: They are no mapping from names to arrays.
-    """
+    """Masks by parameter, as a value: never changed, and equal where all of their elements are."""
 
     def __init__(self, masks: Mapping[str, np.ndarray] | str | None = None) -> None:
         self.keep = isinstance(masks, str) and masks == KEEP
@@ -97,13 +87,6 @@ def matmul_weights(model: ir.Model, names: Sequence[str]) -> list[str]:
     The readers of a tensor decide, not its rank: a scale of shape [1, C, 1] or a bias of shape [1, C] is not a weight.
     A weight may be rearranged, normalized, masked or quantized before it is read. For unknown operators, tensors with
     several elements along at least two axes count as weights.
-
-    Args:
-        model: A working copy with shapes.
-        names: Initializers of its main graph.
-
-    Returns:
-        The names of weights, in the given order.
     """
     constant = constant_values(model)
     return [name for name in names if _is_weight(model.graph.initializers[name], model.functions, constant)]
@@ -156,15 +139,6 @@ def choose_tensors(
 ) -> list[str]:
     """Return the parameters that match glob patterns; without patterns the weights, not biases or scales.
 
-    Args:
-        shapes: All parameters.
-        patterns: Glob patterns.
-        argument: Name of the option, for error messages.
-        weights: The weights, as :func:`matmul_weights` finds them; by default parameters of rank 2 and more.
-
-    Raises:
-        OptionError: A pattern matches no parameter.
-
     Example:
         >>> choose_tensors({"fc.weight": (3, 4), "fc.bias": (3,)}, None, "tensors")
         ['fc.weight']
@@ -183,11 +157,7 @@ def choose_tensors(
 def check_masks(
     masks: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], optimizers: Iterable[Optimizer]
 ) -> None:
-    """Refuse masks that do not fit their parameters or one of the optimizers.
-
-    Raises:
-        OptionError: A mask fits no parameter, or the optimizer computes 0 / 0 where a mask is false.
-    """
+    """Refuse masks that do not fit their parameters or one of the optimizers."""
     for name, mask in masks.items():
         if name not in shapes:
             raise OptionError(f"There is a mask for {name!r}, which is not trained; masks are for parameters.")
@@ -206,10 +176,6 @@ def check_masks(
 
 def zero_masks(names: Iterable[str], value_of: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
     """Return masks that keep the zeros of pruned tensors: those of which a tenth or more is zero, but not all.
-
-    Args:
-        names: The tensors to look at.
-        value_of: Returns the values of a tensor.
 
     Example:
         >>> values = {"pruned": np.array([0.0, 1.0, 0.0]), "dense": np.ones(3), "initial": np.zeros(3)}
@@ -233,9 +199,6 @@ def zeros_to_keep(names: Sequence[str], value_of: Callable[[str], np.ndarray]) -
 
     A cut across all tensors takes few weights of some, so that each zero counts once one tensor is pruned; a tensor of
     zeros alone is an initial one.
-
-    Raises:
-        OptionError: No weight is pruned.
     """
     if not zero_masks(names, value_of):
         raise OptionError(

@@ -62,12 +62,6 @@ _BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1
 def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[str, ...]:
     """Return the module paths of an initializer in the exported program; none where its name in the file is its path.
 
-    An initializer of several modules, merged by an exporter or shared by the program, has the paths of all.
-
-    Args:
-        value: An initializer.
-        functions: Model-local functions.
-
     Example:
         >>> weight, x = ir.Value(name="26"), ir.Value(name="x")
         >>> node = ir.Node("", "MatMul", [x, weight], name="/encoder/layer.1/query/MatMul")

@@ -309,10 +309,7 @@ _PRODUCTS = 3
 
 
 def is_scale(reader: Reader, products: int = _PRODUCTS) -> bool:
-    """Return whether a value scales integers, those of a weight or of rounding, or what is rounded to integers.
-
-    Scales are multiplied with each other first, as by ONNX Runtime's dynamic quantization.
-    """
+    """Return whether a value scales integers, those of a weight or of rounding, or what is rounded to integers."""
     node, index = reader
     if node.domain or (node.op_type, index) not in _FACTORS or not products:
         return False

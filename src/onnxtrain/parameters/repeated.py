@@ -18,10 +18,7 @@ from onnxtrain.parameters.ties import Copy, Rows
 
 
 def find_repeated(model: ir.Model, size: int | None) -> list[Copy]:
-    """Find initializers that hold one tensor for each example: equal rows along the batch axis of those who read them.
-
-    Exporters fold the expansion of a class token, of queries or of an initial state to the batch size.
-    """
+    """Find initializers that hold one tensor for each example: equal rows along the batch axis of those who read them."""
     if size is None or size < 2:
         return []
     graph, found = model.graph, []

@@ -13,13 +13,7 @@ from onnxtrain.model_file.large_data import MadeArrays
 
 
 class Stored(NamedTuple):
-    """An initializer of the file that is computed from parameters.
-
-    Attributes:
-        name: Name of the initializer.
-        parameters: Names of the parameters.
-        convert: Computes the initializer from the arrays of the parameters.
-    """
+    """An initializer of the file that is computed from parameters."""
 
     name: str
     parameters: tuple[str, ...]
@@ -39,11 +33,7 @@ def _converted(item: Stored, values: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 class WidenedTensor(ir.LazyTensor):
-    """A float16 or bfloat16 tensor that is widened to float32 on every read.
-
-    Attributes:
-        narrow: The tensor as it is stored.
-    """
+    """A float16 or bfloat16 tensor that is widened to float32 on every read."""
 
     __slots__ = ("narrow",)
 

@@ -33,18 +33,6 @@ def untied(
 
     Without a known module, a copy gets a number: ``norm_2.bias``, ``val_8_2``. Constants stay shared: a copy, with one
     reader and the name of a module, would pass for a parameter.
-
-    Args:
-        file: The user's model.
-        trained: Names the initializers of the model that are trained.
-        which: ``False`` for no copies, ``True`` for tensors that exporters merge (vectors such as scales, biases and
-            statistics, and tensors of one value; other matrices are tied on purpose), or glob patterns of names.
-
-    Returns:
-        The model with copies, or the given model if nothing is copied.
-
-    Raises:
-        OptionError: A pattern matches no shared initializer.
     """
     if which is False:
         return file
@@ -169,13 +157,7 @@ _BLOCK = 1 << 8
 
 
 class Rows(NamedTuple):
-    """Equal parts of a tensor, one for each example of a fixed batch.
-
-    Attributes:
-        axis: The axis along which they lie.
-        before: Number of entries of this axis for which all examples have an own part: [before, examples, after].
-        examples: Number of examples.
-    """
+    """Equal parts of a tensor, one for each example of a fixed batch."""
 
     axis: int
     before: int
@@ -214,14 +196,7 @@ class Rows(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """An initializer that holds the values of an earlier one, or its own for each example.
-
-    Attributes:
-        name: Name of the copy.
-        original: Name of the earlier initializer; its own name, with rows.
-        transposed: True if the copy is transposed.
-        rows: The equal parts of a tensor that is trained as one of them.
-    """
+    """An initializer that holds the values of an earlier one, or its own for each example."""
 
     name: str
     original: str
@@ -282,15 +257,7 @@ def _are_equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def choose_copies(file: ModelFile, which: bool | str | Sequence[str]) -> list[Copy]:
-    """Select the copies to keep tied.
-
-    Args:
-        file: The user's model.
-        which: ``False`` for none, ``True`` for all, or glob patterns of the names of the copies or their originals.
-
-    Raises:
-        OptionError: A pattern matches neither a copy nor an original.
-    """
+    """Select the copies to keep tied."""
     if which is False:
         return []
     copies = find_copies(file, file.names())

@@ -22,22 +22,7 @@ from onnxtrain.parameters.readers import SCALE, Reader, arrivals, read_through_i
 
 @dataclass(frozen=True)
 class Initializer:
-    """One row of the parameter table of ``inspect``.
-
-    Attributes:
-        name: Name in the model.
-        shape: Sizes of its axes.
-        dtype: Element type as ONNX names it, in lower case.
-        size: Number of elements.
-        trainable: True if it is trained.
-        reason: Why it is not trained; "" for a parameter.
-        uses: Operators that read it.
-        sparsity: Fraction of zeros, where it was counted.
-        undecided: True if neither use nor name decides, so that a hint is given.
-        paths: Its module paths in the exported program, where its name lacks them: patterns match
-            these, too.
-        doubt: Why a tensor that the file declares a parameter looks like a constant; "" where it does not.
-    """
+    """One row of the parameter table of ``inspect``."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,26 +48,7 @@ def parameter_table(
     copies: Mapping[str, Sequence[str]] | None = None,
     elsewhere: Callable[[], Sequence[Initializer]] = tuple,
 ) -> list[Initializer]:
-    """Sort the initializers of a model's main graph into parameters and constants.
-
-    A parameter is a floating weight that the loss depends on through a differentiable path, and that
-    :mod:`~onnxtrain.parameters.classify` takes for one; what that leaves undecided is marked.
-
-    Args:
-        model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
-        loss: The value to train on, or several; ``None`` for every floating output.
-        train: Glob patterns: only matching initializers are trained; a constant named here without a wildcard is
-            trained, too. A pattern matches the name of an initializer or its module path (``layer.1.query.weight``
-            for ``val_92``), and where it matches none of these, the nodes that read it.
-        freeze: Glob patterns of initializers to keep; wins over ``train``.
-        straight_through: True if gradients pass through operators that round or quantize.
-        learned: Initializers that are parameters whatever their use and name.
-        copies: Names of initializers computed from others, by the names of these: patterns match both.
-        elsewhere: Returns the floating tensors that the working copy lacks, for the error.
-
-    Raises:
-        OptionError: A pattern matches no initializer.
-    """
+    """Sort the initializers of a model's main graph into parameters and constants."""
     graph = model.graph
     paths = {
         name: (*module_paths(value, model.functions), *(copies or {}).get(name, ()))
@@ -137,11 +103,7 @@ def matching(
     model: ir.Model,
     elsewhere: Callable[[], Sequence[Initializer]] = tuple,
 ) -> set[str]:
-    """Return the initializers that patterns match, by name, by module path, or else by the nodes that read them.
-
-    Raises:
-        OptionError: A pattern matches nothing.
-    """
+    """Return the initializers that patterns match, by name, by module path, or else by the nodes that read them."""
     found: set[str] = set()
     called: dict[str, set[str]] = {}
     for name, others in paths.items():

@@ -36,11 +36,7 @@ _thread = _Thread()
 
 @contextmanager
 def all_reducing(action: Action) -> Iterator[None]:
-    """Run an action for each ``AllReduce`` node that executes on this thread within the block.
-
-    Raises:
-        BaseException: The exception of the action; it replaces ONNX Runtime's error about the node.
-    """
+    """Run an action for each ``AllReduce`` node that executes on this thread within the block."""
     _install()
     _thread.action, _thread.error = action, None
     try:

@@ -252,14 +252,7 @@ _lock = threading.RLock()  # reentrant: a weakref callback may fire within these
 
 
 def bound(parameters: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any] = ()) -> Bound:
-    """Bind arrays; return the cached :class:`Bound` if an earlier call had the same objects.
-
-    A cached entry is valid as long as address, shape, type, strides and flags of its arrays are unchanged. The cache
-    keeps no array alive: it holds weak references, and NumPy refuses to resize a weakly referenced array in place.
-
-    Raises:
-        OperatorError: As :class:`~onnxtrain.runtime.bound.Bound`.
-    """
+    """Bind arrays; return the cached :class:`Bound` if an earlier call had the same objects."""
     lists = [
         arguments.arrays(name, values)
         for name, values in (("parameters", parameters), ("gradients", gradients), ("states", states))

@@ -27,12 +27,7 @@ HOW_TO_GET_IT = (
 
 
 class CudaUpdates(NamedTuple):
-    """A library that was loaded.
-
-    Attributes:
-        path: Path of the library.
-        operators: Names of its optimizers.
-    """
+    """A library that was loaded."""
 
     path: Path
     operators: frozenset[str]
@@ -45,13 +40,7 @@ def in_package() -> Path:
 
 
 def find() -> CudaUpdates | None:
-    """Load the library that the environment variable names, or the one in the package; return ``None`` without either.
-
-    If the library in the package cannot be loaded, one ``RuntimeWarning`` gives the reason.
-
-    Raises:
-        OptionError: The environment variable names a file that is missing or cannot be loaded.
-    """
+    """Load the library that the environment variable names, or the one in the package; return ``None`` without either."""
     named = os.environ.get(VARIABLE)
     if named:
         path = Path(named)

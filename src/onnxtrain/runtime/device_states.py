@@ -20,16 +20,7 @@ def new_states(values: Mapping[str, np.ndarray], options: RuntimeOptions, take: 
 
 
 class DeviceStates(StateBuffers):
-    """The current values of all states, by name, in device memory.
-
-    Reading a state returns a copy in CPU memory (a mirror). While the caller keeps the mirror it is live, like the
-    arrays of :class:`StateBuffers`: it is copied to the device before each step and back after each step. States
-    without a mirror stay on the device.
-
-    Args:
-        values: First values.
-        device: Device that holds the states.
-    """
+    """The current values of all states, by name, in device memory."""
 
     on_device = True
 
@@ -79,11 +70,7 @@ class DeviceStates(StateBuffers):
             self.doubled.append(name)
 
     def make_contiguous(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
-        """Refuse: communication between ranks reads CPU memory.
-
-        Raises:
-            OptionError: Always.
-        """
+        """Refuse: communication between ranks reads CPU memory."""
         raise OptionError(
             f"Data-parallel training needs states in CPU memory, but they are in {self._device.kind} memory; leave "
             "providers or parallel out."

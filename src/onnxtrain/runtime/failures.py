@@ -47,14 +47,7 @@ def explain_failure(output: Value, sentence: str) -> None:
 
 
 def require_shape(value: Value, needed: Value, sentence: str, *, may_differ: int) -> Value:
-    """Emit the same elements, in nodes that fail in a step where their shape differs, also where it would broadcast.
-
-    Args:
-        value: Any tensor.
-        needed: The shape that it must have, a vector of as many sizes.
-        sentence: What is wrong otherwise; the error adds both shapes.
-        may_differ: Number of axes whose sizes may differ; fewer nodes compare one.
-    """
+    """Emit the same elements, in nodes that fail in a step where their shape differs, also where it would broadcast."""
     op, shape = value.op, needed
     if may_differ > 1:  # other sizes may have as many elements in all
         given = op.Shape(value)
@@ -79,14 +72,7 @@ def explained(error: Exception) -> str:
 
 
 def failure(error: Exception, graph: ir.Graph, feeds: Mapping[str, Any], states: int) -> OnnxTrainError:
-    """Return the error for a step that failed.
-
-    Args:
-        error: The exception of ONNX Runtime, or a `MemoryError`.
-        graph: The graph of the session.
-        feeds: The arrays of the step.
-        states: Bytes of weights and optimizer states.
-    """
+    """Return the error for a step that failed."""
     text = " ".join(str(error).split())
     arrays = {
         name: array
@@ -169,14 +155,7 @@ def _beyond_a_table(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray]
 
 
 def outside_of_table(subject: str, value: int, where: str, rows: int) -> str:
-    """Return the sentence about a token id or position that is no row of its table.
-
-    Args:
-        subject: The input that has it, as messages name it.
-        value: The id or position.
-        where: The example with it.
-        rows: Number of rows of the table.
-    """
+    """Return the sentence about a token id or position that is no row of its table."""
     if "position" in subject:
         return (
             f"{subject} has the position {value} at {where}, but the model has {rows} positions: they must be 0 to "

@@ -40,16 +40,6 @@ class FrozenTensors:
 
     onnxruntime reads this memory throughout the life of its session but does not keep it alive: the owner of the
     session must hold this object, too.
-
-    Large constants of the graph and its subgraphs become initializers of the main graph, and small external data is
-    read into the model; results do not change.
-
-    Args:
-        model: The graph of the session.
-        bind: Whether tensors may become bound inputs of the session; otherwise all are initializers.
-
-    Raises:
-        ModelError: External data is missing.
     """
 
     def __init__(self, model: ir.Model, *, bind: bool = False) -> None:
@@ -78,12 +68,7 @@ class FrozenTensors:
         )
 
     def register(self, settings: Any, *, shared: bool = True) -> None:
-        """Add the addresses of the tensors to session options.
-
-        Args:
-            settings: The session options.
-            shared: Whether the session may read the tensors in this memory; otherwise its provider copies them.
-        """
+        """Add the addresses of the tensors to session options."""
         dtypes = {name: tensor.dtype for name, tensor in self._tensors.items()}
         given = {name: array for name, array in self._arrays.items() if name not in self._bound}
         self._values = share_initializers(settings, given, dtypes, shared=shared)
@@ -117,10 +102,7 @@ class FrozenTensors:
 
 
 def _may_be_bound(value: ir.Value) -> bool:
-    """Return whether all consumers of a value, seen through Reshape, are as fast on a graph input.
-
-    Linear layers pack their mask when the session is created, so it stays an initializer.
-    """
+    """Return whether all consumers of a value, seen through Reshape, are as fast on a graph input."""
     return not value.is_graph_output() and all(
         (
             node.domain == ONNXTRAIN_DOMAIN
@@ -177,10 +159,6 @@ def lift_large_constants(model: ir.Model, is_large: Callable[[ir.TensorProtocol]
 
     A subgraph can read values of its outer graphs, so results do not change. Constants that are graph outputs or
     belong to functions are not lifted.
-
-    Args:
-        model: The working graph.
-        is_large: Predicate that selects the tensors to lift.
     """
     lifted = [
         (value, tensor)
@@ -205,12 +183,7 @@ def lift_large_constants(model: ir.Model, is_large: Callable[[ir.TensorProtocol]
 
 
 def replace_tensors(model: ir.Model, replace: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:
-    """Replace tensors in initializers and attributes of all graphs and functions, in place.
-
-    Args:
-        model: The working graph.
-        replace: Returns the new tensor, or its argument to keep it.
-    """
+    """Replace tensors in initializers and attributes of all graphs and functions, in place."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         _replace_initializers(graph, replace)
         for node in ir.traversal.RecursiveGraphIterator(graph):

@@ -42,13 +42,7 @@ class Attribute(ctypes.Structure):
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load the library at ``path`` and declare its functions.
-
-    Raises:
-        OSError: The file is missing, or the system's loader refuses it.
-        OnnxTrainError: The environment variable ``ONNXTRAIN_INSTRUCTION_SET`` names an unknown instruction set, or one
-            that this CPU lacks.
-    """
+    """Load the library at ``path`` and declare its functions."""
     library = ctypes.CDLL(str(path))
     number, text = ctypes.c_double, ctypes.c_char_p
     tensors, attributes = ([ctypes.c_void_p, ctypes.c_size_t] for _ in range(2))  # an array and its length
@@ -98,11 +92,7 @@ def kernels_available() -> bool:
 
 
 def library() -> ctypes.CDLL:
-    """Return the loaded library.
-
-    Raises:
-        OnnxTrainError: The library cannot be loaded.
-    """
+    """Return the loaded library."""
     loaded, reason = _loaded()
     if loaded is None:
         raise OnnxTrainError(
@@ -129,18 +119,11 @@ def instruction_set() -> str:
     """Return the instruction set of the kernels in use: ``"baseline"``, ``"avx2"`` or ``"avx512"``.
 
     It is the best that the CPU has, unless the environment variable ``ONNXTRAIN_INSTRUCTION_SET`` names another.
-
-    Raises:
-        OnnxTrainError: The library cannot be loaded on this system.
     """
     name: bytes = library().onnxtrain_instruction_set()
     return name.decode()
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether the kernels multiply bfloat16 in hardware, faster than float32.
-
-    Raises:
-        OnnxTrainError: The library cannot be loaded on this system.
-    """
+    """Return whether the kernels multiply bfloat16 in hardware, faster than float32."""
     return bool(library().onnxtrain_multiplies_bfloat16())

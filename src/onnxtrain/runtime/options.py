@@ -42,12 +42,7 @@ _MEMORY: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Device:
-    """A device with memory of its own.
-
-    Attributes:
-        kind: ONNX Runtime's name of the device type, such as ``"cuda"``.
-        number: Index of the device among those of its type.
-    """
+    """A device with memory of its own."""
 
     kind: str
     number: int = 0
@@ -60,14 +55,7 @@ class Device:
 
 
 def choose(given: Sequence[Provider]) -> list[Provider]:
-    """Resolve providers to full names and append the CPU provider, which runs nodes that the others do not support.
-
-    Args:
-        given: Providers in order of preference, by full or short names: ``"cuda"`` for ``"CUDAExecutionProvider"``.
-
-    Raises:
-        OptionError: A provider is not available, or is asked to repeat recorded steps.
-    """
+    """Resolve providers to full names and append the CPU provider, which runs nodes that the others do not support."""
     import onnxruntime
 
     for provider in given:

@@ -23,22 +23,9 @@ Take = Callable[[np.ndarray], "np.ndarray | None"]
 class StateBuffers(Versioned):
     """The current values of all states, by name, in CPU memory.
 
-    Reading a state returns a live array: it keeps showing the current value after steps, and writing to it changes the
-    state. ``np.array(states[name])`` is a snapshot. Assigning copies into the state, after a check of type and shape.
-
     A state that a step cannot update in place has two buffers that alternate. They do not alternate while the caller
     holds the live array of the state, or a view of it, nor for a state in memory that the caller chose
     (:meth:`set_buffer`, :meth:`make_contiguous`): each new value is copied over the old one.
-
-    Arrays are live in the thread that trained last. In other threads, reading a state returns a read-only copy of its
-    value between two steps.
-
-    Args:
-        values: First values, which are copied.
-        take: Transfers ownership of a value's memory, which saves the copy; returns ``None`` where it cannot.
-
-    Attributes:
-        serial: A number that no other buffers have.
     """
 
     on_device = False
@@ -163,14 +150,7 @@ class StateBuffers(Versioned):
         self._pinned.add(name)
 
     def make_contiguous(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
-        """Move states of one type into one contiguous array that holds them from now on; return it [elements].
-
-        Zero bytes between states align each to a cache line. A second call for the same states returns the same array.
-        Its size allows a split into ``parts`` equal parts that all start on a cache line.
-
-        Raises:
-            OptionError: A state has two buffers or a live array, or the types differ.
-        """
+        """Move states of one type into one contiguous array that holds them from now on; return it [elements]."""
         buffers = [self._buffers[name] for name in names]
         held = [name for name in names if name in self.doubled or self._anchor(name) is not None]
         if (parts, *names) in self._contiguous:

@@ -34,27 +34,14 @@ _MOST_IDLE = 16
 
 
 class _Binding(NamedTuple):
-    """Bound inputs and outputs of one run at a time.
-
-    Attributes:
-        binding: The ``onnxruntime.IOBinding``.
-        numbers: Memory of the scalars.
-    """
+    """Bound inputs and outputs of one run at a time."""
 
     binding: Any
     numbers: dict[str, np.ndarray]
 
 
 class StepSession:
-    """Session of one entry of a training model.
-
-    Args:
-        step: The lowered entry.
-        states: State buffers, shared between the sessions of one training.
-        options: Threads, providers, memory.
-        kernels: Whether the graph contains nodes with native kernels.
-        bind: Whether runs bind memory to inputs and outputs, which graphs with states need; others run faster without.
-    """
+    """Session of one entry of a training model."""
 
     def __init__(
         self, step: StepGraph, states: StateBuffers, options: RuntimeOptions, *, kernels: bool, bind: bool = True
@@ -95,20 +82,7 @@ class StepSession:
         }
 
     def run(self, feeds: Mapping[str, Any], reading: Reading | None = None) -> dict[str, np.ndarray]:
-        """Run the step; return the outputs that are not states.
-
-        Any number of threads may run a session that writes no states.
-
-        Args:
-            feeds: Arrays by input name.
-            reading: A reading of the states, for several runs on one version.
-
-        Raises:
-            DataError: An input is missing, indexes a table of the model beyond its end, or has sequences that are
-                longer than the model's positions.
-            StepError: onnxruntime failed, or there is not enough memory; the message names the node and the rule that
-                wrote it, or the sizes.
-        """
+        """Run the step; return the outputs that are not states."""
         if not self._written:
             if not self._read and not self._binds:
                 return self._run_unbound(feeds, self._states)
@@ -189,12 +163,7 @@ class StepSession:
         return results
 
     def _run_unbound(self, feeds: Mapping[str, Any], states: StateBuffers) -> dict[str, np.ndarray]:
-        """Run without binding, as graphs with string inputs need, since strings cannot be bound by address.
-
-        Raises:
-            DataError: An input is missing.
-            StepError: The step would write states, or onnxruntime failed.
-        """
+        """Run without binding, as graphs with string inputs need, since strings cannot be bound by address."""
         if self._written:
             raise StepError("A model with string inputs cannot be trained; cut off the nodes that encode the strings.")
         arrays = {name: states.current(name) for name in self._read}
@@ -238,12 +207,7 @@ def _without_shapes(outputs: Iterable[ir.Value]) -> Iterator[None]:
 
 
 class Session:
-    """An onnxruntime session with the memory that it reads, which must live as long.
-
-    Args:
-        session: An ``onnxruntime.InferenceSession``.
-        frozen: Frozen tensors that were passed to it by address.
-    """
+    """An onnxruntime session with the memory that it reads, which must live as long."""
 
     def __init__(self, session: Any, frozen: FrozenTensors) -> None:
         self._session = session

@@ -26,14 +26,7 @@ def times_in_turns(
     *,
     seconds: float = 0.15,
 ) -> tuple[float, float]:
-    """Return the seconds of a call of each session, which have one thread: the fastest of some turns.
-
-    Args:
-        one: A session.
-        other: Another one, of the same inputs.
-        feeds: The inputs.
-        seconds: Time that the first session runs in all.
-    """
+    """Return the seconds of a call of each session, which have one thread: the fastest of some turns."""
     for session in (one, other):
         session.run(None, feeds)
     calls = max(1, int(seconds / _TURNS / max(_seconds(one, feeds, 1), 1e-6)))

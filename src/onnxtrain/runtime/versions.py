@@ -21,11 +21,7 @@ from onnxtrain.errors import BusyError
 
 
 class Versioned(MutableMapping[str, np.ndarray]):
-    """Arrays by name that one thread changes, and any number of threads read.
-
-    Attributes:
-        version: A number that is another one when values may have changed.
-    """
+    """Arrays by name that one thread changes, and any number of threads read."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -75,17 +71,7 @@ class Versioned(MutableMapping[str, np.ndarray]):
         return self._trainer == get_ident()
 
     def training(self, call: str, *, changes: bool = False) -> Training:
-        """Return the context of a call that changes values: no other thread may begin one meanwhile.
-
-        Contexts may be nested. :meth:`change` begins a change, and the context that it was called in ends it.
-
-        Args:
-            call: Name of the call, for the error in other threads.
-            changes: Whether a change begins with the context.
-
-        Raises:
-            BusyError: Another thread trains, when the context is entered.
-        """
+        """Return the context of a call that changes values: no other thread may begin one meanwhile."""
         return Training(self, call, changes)
 
     def writing(self) -> Training:

@@ -156,10 +156,7 @@ class ModelOptions(AdvancedOptions, total=False):
 
 
 class Options(ModelOptions, total=False):
-    """The options of a training as keyword arguments, with the types that callers may pass.
-
-    :class:`TrainingConfig` has the defaults, the documentation and the converted types.
-    """
+    """The options of a training as keyword arguments, with the types that callers may pass."""
 
     accumulate: int
     threads: int | None
@@ -191,14 +188,7 @@ def _trained(file: ModelFile, train: Patterns | None) -> set[str]:
 
 
 def choose_precision(given: Precision | str | None) -> Precision:
-    """Return the number formats that an argument describes.
-
-    Raises:
-        OptionError: It describes none.
-
-    >>> choose_precision("bfloat16, states=8bit")
-    Precision(compute='bfloat16', states='8bit', master_weights=True)
-    """
+    """Return the number formats that an argument describes."""
     if given is None or isinstance(given, Precision):
         return given or Precision()
     call = read_call(f"precision({given})") if isinstance(given, str) else None
@@ -214,11 +204,7 @@ def choose_precision(given: Precision | str | None) -> Precision:
 
 
 def choose_distributed(given: Distributed | Communicator | str | None) -> Distributed:
-    """Return the data-parallel settings that an argument describes.
-
-    Raises:
-        OptionError: It describes none.
-    """
+    """Return the data-parallel settings that an argument describes."""
     if isinstance(given, Distributed):
         return given
     if given is not None and not isinstance(given, str) and not hasattr(given, "size"):
@@ -241,15 +227,7 @@ def _runtime_options(given: RuntimeOptions | None) -> RuntimeOptions:
 
 @dataclass(frozen=True)
 class Flag:
-    """How an option appears on the command line.
-
-    Attributes:
-        help: Its help; the first sentence stands alone in the short help.
-        group: The group of flags that shows it.
-        kind: Type of its value; ``None`` for that of the option: a switch, patterns, or a number.
-        metavar: Placeholder of its value; ``None`` for one made of the type.
-        common: Whether most people need it, so that the short help shows it.
-    """
+    """How an option appears on the command line."""
 
     help: str
     group: str = "Weights"
@@ -266,15 +244,7 @@ def option(
     flag: Flag | None = None,
     factory: Any = MISSING,
 ) -> Any:
-    """Return the field of an option.
-
-    Args:
-        default: Its default; ``MISSING`` where it has none, or a factory makes it.
-        doc: Its documentation.
-        convert: Conversion of a caller's argument.
-        flag: Its flag on the command line; ``None`` where it has none.
-        factory: Makes the default.
-    """
+    """Return the field of an option."""
     metadata = {"doc": doc, "convert": convert, "flag": flag}
     return field(default=default, default_factory=factory, metadata=metadata)
 

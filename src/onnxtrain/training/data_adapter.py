@@ -48,16 +48,7 @@ Adapting = Callable[[Dataset, LossHead, str | None], Dataset]
 
 
 class DataAdapter:
-    """Convert data to the inputs and targets of an objective, using column names and labels of earlier data.
-
-    Attributes:
-        names: Names of columns and labels in the data.
-        numbered: True if the targets seen so far were class indices.
-        expected_labels: Labels of the checkpoint to resume from, for text targets.
-        folder: Folder of the model, which may have a tokenizer; ``None`` for a model in memory.
-        recorded: Labels of the classes that another tool recorded; () where none did.
-        paired: Consecutive rows of texts that a loss pairs with each other, as many as a step reads; 0 for all.
-    """
+    """Convert data to the inputs and targets of an objective, using column names and labels of earlier data."""
 
     def __init__(
         self,
@@ -105,15 +96,7 @@ class DataAdapter:
     def step_feeds(
         self, objective: Objective, inputs: Any, targets: Any, sample_weight: Any
     ) -> tuple[Objective, dict[str, np.ndarray]]:
-        """Convert the arrays of one step.
-
-        Returns:
-            The objective for targets of this form, and arrays by input name of its step graph.
-
-        Raises:
-            DataError: Arrays do not fit the model, or hold NaN or infinity.
-            OptionError: Sample weights are given, but the loss accepts none.
-        """
+        """Convert the arrays of one step."""
         if objective.heads and targets is None:
             inputs, targets, sample_weight = _parts_of_batch(objective, inputs, sample_weight)
         objective = objective.weighting(sample_weight is not None)
@@ -193,11 +176,7 @@ class DataAdapter:
         return given
 
     def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
-        """Open data for prediction; targets are optional.
-
-        Raises:
-            DataError: The data cannot be read or does not fit the model.
-        """
+        """Open data for prediction; targets are optional."""
         dataset = open_dataset(
             Reading.of(objective, self.folder).read(source),
             self.names.specs(objective.inputs),
@@ -219,22 +198,7 @@ class DataAdapter:
         learning: bool,
         config: TrainingConfig,
     ) -> tuple[Dataset, Objective]:
-        """Open data with targets and weights, in the types that the losses read, and check all values.
-
-        Args:
-            objective: The loss on its inputs and targets.
-            source: The data.
-            target: Name of the target in a file with several arrays left.
-            sample_weight: One weight per example, or the name of their array or column.
-            learning: Whether to learn text labels from data that may lack some of the classes.
-            config: Settings of the training.
-
-        Returns:
-            The dataset, and the objective for targets of its form.
-
-        Raises:
-            DataError: The data cannot be read or does not fit the model.
-        """
+        """Open data with targets and weights, in the types that the losses read, and check all values."""
         inputs = self.names.specs(objective.inputs)
         reading = dataclasses.replace(Reading.of(objective, self.folder), config=config, paired=self.paired)
         source = reading.read(source)
@@ -310,13 +274,7 @@ class DataAdapter:
 
 
 def known_orders(dataset: Dataset, head: LossHead, recorded: Sequence[str]) -> list[Sequence[str]]:
-    """Return orders of labels that are known before training: of all classes of the model, and of the data's numbers.
-
-    Args:
-        dataset: The data.
-        head: The output and its loss.
-        recorded: Labels that another tool recorded in the file or beside it.
-    """
+    """Return orders of labels that are known before training: of all classes of the model, and of the data's numbers."""
     of_model = [recorded] if recorded and len(recorded) == head.classes else []
     return [*of_model, *([dataset.declared_labels] if dataset.declared_labels else [])]
 
@@ -365,14 +323,7 @@ READERS: Final[Registry[Callable[[Any, Reading], Any]]] = Registry(
 
 
 class _Plan(NamedTuple):
-    """How the last step read its batch, which serves those of the same form.
-
-    Attributes:
-        forms: Types and shapes of inputs and targets; ``None`` for other values than arrays.
-        objective: The loss for the form of the targets.
-        names: Names of columns and labels.
-        reader: Converts a batch.
-    """
+    """How the last step read its batch, which serves those of the same form."""
 
     forms: list[Any]
     objective: Objective
@@ -392,11 +343,7 @@ def _reader(objective: Objective, names: DataNames) -> IterableDataset:
 
 
 def _inputs_by_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
-    """Return the inputs of one step by their names: an array, a sequence in the order of the model, or a mapping.
-
-    Raises:
-        DataError: An input is missing, or there are too many.
-    """
+    """Return the inputs of one step by their names: an array, a sequence in the order of the model, or a mapping."""
     if type(inputs) is np.ndarray and len(specs) == 1:
         return {specs[0].name: inputs}
     if type(inputs) is dict and inputs.keys() == {spec.name for spec in specs}:
@@ -412,11 +359,7 @@ def _inputs_by_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
 
 
 def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Return inputs, targets and weights of a batch that holds the targets, in the forms that ``fit`` takes.
-
-    Raises:
-        DataError: The batch is inputs alone, or has another form.
-    """
+    """Return inputs, targets and weights of a batch that holds the targets, in the forms that ``fit`` takes."""
     if not isinstance(batch, Mapping | tuple):
         raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
     batch, sample_weight = with_weights(batch, sample_weight, objective.inputs)
@@ -437,21 +380,7 @@ def open_with_targets(
     adapted: Adapting,
     weights: str | None = None,
 ) -> tuple[Dataset, Forms]:
-    """Open data with targets; return the dataset and the forms of its targets. Values are not checked yet.
-
-    Several targets are arrays named like the outputs, or the mapping in (inputs, targets).
-
-    Args:
-        objective: The loss on its inputs and targets.
-        source: The data.
-        inputs: Names, types and shapes of the model's inputs.
-        target: Name of the target.
-        adapted: Converts targets to the form of the loss.
-        weights: Name of the array of sample weights in the data.
-
-    Raises:
-        DataError: The data cannot be read, or an array is missing.
-    """
+    """Open data with targets; return the dataset and the forms of its targets. Values are not checked yet."""
     beside = [] if weights is None else [weights]
     if weights is not None:
         source = with_named(source, weights, inputs)
@@ -483,11 +412,7 @@ def open_with_targets(
 
 
 def with_named(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
-    """Make weights an array of their own: move their column out of a table of inputs.
-
-    Raises:
-        NoSuchArrayError: The data is arrays without names, or the table has no column of this name.
-    """
+    """Make weights an array of their own: move their column out of a table of inputs."""
     if not isinstance(source, tuple) or len(source) != 2 or isinstance(source[0], Mapping):
         return source
     table, targets = source
@@ -504,11 +429,7 @@ def with_named(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
 
 
 def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tuple[Any, Any]:
-    """Separate data and sample weights: the given ones, or the third item of (inputs, targets, weights).
-
-    Raises:
-        DataError: Weights are given twice.
-    """
+    """Separate data and sample weights: the given ones, or the third item of (inputs, targets, weights)."""
     triple = isinstance(source, tuple) and len(source) == 3
     flat = triple and len(inputs) == 2 and all(is_array_like(part) for part in source)
     if not triple or flat or is_batch_list(source) or isinstance(source[2], Mapping):
@@ -519,11 +440,7 @@ def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tup
 
 
 def targets_by_output(heads: Sequence[LossHead], targets: Any) -> dict[str, Any]:
-    """Return the targets of one step by output name.
-
-    Raises:
-        DataError: A target is missing, or several outputs have losses and the targets have no names.
-    """
+    """Return the targets of one step by output name."""
     if len(heads) == 1 and (isinstance(targets, np.ndarray) or not isinstance(targets, Mapping)):
         return {heads[0].name: targets}
     names = [head.name for head in heads]

@@ -32,13 +32,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """Result of running a trained file in ONNX Runtime and comparing it with the original.
-
-    Attributes:
-        accuracy: Accuracy on the held-out images, computed by onnxruntime alone.
-        trained: Names of the initializers that differ from the original.
-        unchanged: True if everything else is identical.
-    """
+    """Result of running a trained file in ONNX Runtime and comparing it with the original."""
 
     accuracy: float
     trained: tuple[str, ...]
@@ -46,11 +40,7 @@ class FileCheck:
 
 
 def load_digits() -> Digits:
-    """Load the digits of scikit-learn; a quarter of every class is held out.
-
-    Raises:
-        OptionError: scikit-learn is not installed.
-    """
+    """Load the digits of scikit-learn; a quarter of every class is held out."""
     try:
         from sklearn.datasets import load_digits as load
         from sklearn.model_selection import train_test_split

@@ -33,26 +33,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Executor:
-    """Run training steps on batches: whole, split into micro-batches, or padded for a model of a fixed batch size.
-
-    It owns the state buffers and builds a session on them at the first step. :meth:`change` switches to another session
-    on the same buffers.
-
-    Args:
-        objective: The loss on the working copy of the model.
-        config: The configuration that the objective was made for.
-        values: First values of states; by default those of the model.
-
-    Attributes:
-        states: The buffers.
-        on_features: Whether steps run the trained part alone, on batches of the features that it reads.
-        parts: Losses of the last step by name, if the loss is a sum of several.
-        look: Called with the first (micro-)batch, before its step.
-
-    Raises:
-        OptionError: There is nothing to train, the loss cannot be built, or the session's options are not available.
-        StepError: ONNX Runtime would crash.
-    """
+    """Run training steps on batches: whole, split into micro-batches, or padded for a model of a fixed batch size."""
 
     def __init__(
         self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
@@ -93,11 +74,7 @@ class Executor:
             self._stepped, self._built, self._session, self._padded = stepped, built, None, None
 
     def use_features(self, *, wanted: bool) -> None:
-        """Run the trained part alone from the next step on, on batches of the features that it reads, or all again.
-
-        Raises:
-            OptionError: The objective cannot be divided.
-        """
+        """Run the trained part alone from the next step on, on batches of the features that it reads, or all again."""
         if wanted != self.on_features:
             stepped = divide(self.objective).trained if wanted else self.objective
             with self._opening:
@@ -140,25 +117,13 @@ class Executor:
         return functools.partial(_written, self._stepped, self.config)
 
     def padded_session(self, rows: int) -> TrainingSession:
-        """Return the session for padded batches: the same states, and a loss on the real examples alone.
-
-        Args:
-            rows: Number of real examples, for the message of an error.
-
-        Raises:
-            DataError: Padding cannot be left out of this loss.
-        """
+        """Return the session for padded batches: the same states, and a loss on the real examples alone."""
         if self._padded is None:
             self._padded = self._open(*self._build(self._stepped.on_real_rows(rows), self.config))
         return self._padded
 
     def step(self, feeds: Arrays, learning_rate: float) -> float:
-        """Train one step on one batch, in the micro-batches of the configuration; return the loss before the update.
-
-        Raises:
-            DataError: The arrays do not fit a model of a fixed batch size.
-            StepError: onnxruntime failed.
-        """
+        """Train one step on one batch, in the micro-batches of the configuration; return the loss before the update."""
         names, fixed = self.objective.names, self.fixed
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         if fixed is not None:
@@ -181,11 +146,7 @@ class Executor:
         return self.step_share(objective.feeds(batch), learning_rate)
 
     def check_loss(self, loss: float, step: int, learning_rate: float, hint: str = "") -> None:
-        """Check that the loss of a step is finite.
-
-        Raises:
-            NumericalError: It is NaN or infinite.
-        """
+        """Check that the loss of a step is finite."""
         if not math.isfinite(loss):
             cure = f"(learning rate {learning_rate:g}); lower the learning rate or clip gradients (clip_norm=1.0)."
             if not step:
@@ -336,11 +297,7 @@ def _written(objective: Objective, config: TrainingConfig) -> onnx.ModelProto:
 
 
 def _check_options(config: TrainingConfig) -> None:
-    """Check session options before the first step needs them.
-
-    Raises:
-        OptionError: An option is not available or excludes another.
-    """
+    """Check session options before the first step needs them."""
     device = device_of(config.runtime.provider_list())
     kernels = config.runtime.uses_kernels()
     if config.precision.compute == "bfloat16":

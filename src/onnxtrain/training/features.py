@@ -19,13 +19,7 @@ from onnxtrain.training.working_copy.training_modes import is_batch_norm, is_dro
 
 
 class Divided(NamedTuple):
-    """An objective divided at the features.
-
-    Attributes:
-        sources: The inputs of the trained part, the features, to the values of the model that they are; inputs of the
-            model may be among these.
-        trained: The objective on the trained part, whose inputs are the features.
-    """
+    """An objective divided at the features."""
 
     sources: dict[str, str]
     trained: Objective
@@ -36,9 +30,6 @@ def divide(objective: Objective) -> Divided:
 
     A feature has one row per example. Where a value between the two parts has not, as a mask [1, tokens], the trained
     part computes it, from values that have.
-
-    Raises:
-        OptionError: No frozen layer comes before the trained ones, or a frozen layer gives other values in every step.
     """
     own = objective.copy()
     graph = own.model.graph

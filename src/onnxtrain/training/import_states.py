@@ -26,12 +26,7 @@ from onnxtrain.training.working_copy.widening import rounded_to
 
 @dataclass(frozen=True)
 class Imported:
-    """Names of the tensors in a file of states.
-
-    Attributes:
-        weights: Initializers that received a new value.
-        others: Tensors that the model does not have: optimizer states and counts.
-    """
+    """Names of the tensors in a file of states."""
 
     weights: list[str]
     others: list[str]
@@ -45,19 +40,7 @@ def import_states(
     untie: bool | str | Sequence[str] = False,
     tie: bool | str | Sequence[str] = False,
 ) -> Imported:
-    """Write a model with the weights of a file of states; nothing else changes.
-
-    Args:
-        model: The model that the step graph was exported from.
-        states: The states as safetensors: each tensor named like an initializer is its new value.
-        output: Path of the new file.
-        untie: Value of ``untie`` at export.
-        tie: Value of ``tie`` at export.
-
-    Raises:
-        DataError: The states cannot be read, none is a weight of the model, or one is not finite.
-        ModelError: A value does not fit its initializer, or the file cannot be written.
-    """
+    """Write a model with the weights of a file of states; nothing else changes."""
     given = ModelFile.load(model)
     tensors = _read(Path(states))
     file = untied(given, untie, lambda _: tensors)

@@ -63,15 +63,7 @@ KEPT = "which save() writes."
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Options of checkpoints: folder, interval, and the checkpoint to resume from.
-
-    Attributes:
-        store: The folder; ``None`` for no checkpoints.
-        every: Steps between checkpoints; ``None`` for one per epoch.
-        resume: Whether to go on from a checkpoint.
-        path: The checkpoint to resume from; ``None`` for the newest.
-        changes: Names of the settings that may differ from the checkpoint.
-    """
+    """Options of checkpoints: folder, interval, and the checkpoint to resume from."""
 
     store: CheckpointStore | None
     every: int | None
@@ -84,11 +76,7 @@ class Checkpoints:
         cls,
         options: FitOptions,
     ) -> Checkpoints:
-        """Check the options of ``fit`` about checkpoints.
-
-        Raises:
-            OptionError: An option needs another one, or has a value that is not accepted.
-        """
+        """Check the options of ``fit`` about checkpoints."""
         folder, every, change = options.checkpoint, options.checkpoint_every, options.change
         if every is not None and every < 1:
             raise OptionError(f"checkpoint_every is {every}; it needs a number of steps of at least 1.")
@@ -114,11 +102,7 @@ class Checkpoints:
         return cls(store, every, bool(options.resume), path, changes)
 
     def check_new(self) -> None:
-        """Check that a new training does not write among the checkpoints of an earlier one.
-
-        Raises:
-            CheckpointError: The folder holds checkpoints.
-        """
+        """Check that a new training does not write among the checkpoints of an earlier one."""
         newest = None if self.store is None else self.store.latest()
         if not self.resume and self.store is not None and newest is not None:
             raise CheckpointError(
@@ -129,25 +113,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Options and objects of one call of ``fit``.
-
-    Attributes:
-        given: The options as the caller gave them.
-        executor: Runs the steps.
-        state: The values that the steps change.
-        rate: The learning rate of the trainer.
-        dataset: The training data of all ranks.
-        features: The same examples as the steps read them, where these start at the outputs of frozen layers.
-        validation: The validation data, and the evaluator for them.
-        metrics: The validation metrics.
-        rates: The learning rate by step.
-        names: Column names and labels of the data.
-        callbacks: All callbacks as one.
-        progress: The state that callbacks receive.
-        batch_size: Examples per step on all ranks together.
-        ema: Whether validation measures the moving averages.
-        checkpoints: Options of checkpoints.
-    """
+    """Options and objects of one call of ``fit``."""
 
     given: FitOptions
     executor: Executor
@@ -168,13 +134,7 @@ class LoopOptions:
 
 @dataclass
 class Position:
-    """Position of a training in a checkpoint: the next batch, the sums of the epoch so far, the reason of a stop.
-
-    ``epoch`` and ``batch`` count finished epochs and batches. ``learning_rate`` is the rate that a callback has set; it
-    replaces the schedule. ``last_rate`` is the rate of the last step. ``ahead`` is added to ``step`` for a schedule
-    that depends on epochs, where earlier ones had another number of steps. ``before`` counts the epochs of earlier
-    calls of ``fit``.
-    """
+    """Position of a training in a checkpoint: the next batch, the sums of the epoch so far, the reason of a stop."""
 
     epoch: int = 0
     batch: int = 0
@@ -212,11 +172,7 @@ class Loop:
         self._not_written: set[int] = set()  # steps without their checkpoint
 
     def run(self) -> None:
-        """Resume from a checkpoint if requested, and train until the last epoch.
-
-        Raises:
-            CheckpointError: The folder holds checkpoints of another training.
-        """
+        """Resume from a checkpoint if requested, and train until the last epoch."""
         options = self._options
         with contextlib.ExitStack() as stack:
             if self._store is not None:
@@ -322,11 +278,7 @@ class Loop:
         return True
 
     def _batches(self) -> Generator[Batch]:
-        """Yield the remaining batches of this epoch, without examples that cannot be padded.
-
-        Raises:
-            DataError: The data does not fit the model or ends early; the message names the checkpoint to resume from.
-        """
+        """Yield the remaining batches of this epoch, without examples that cannot be padded."""
         options, position, objective = self._options, self._position, self._executor.objective
         seed = self._executor.config.seed
         try:
@@ -523,11 +475,7 @@ class Loop:
         )
 
     def _restore_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
-        """Load parameters and optimizer states; with another optimizer, only parameters.
-
-        Raises:
-            CheckpointError: States are missing, or would be lost.
-        """
+        """Load parameters and optimizer states; with another optimizer, only parameters."""
         executor, states = self._executor, self._state.buffers
         wanted = list(self._state.trained if "optimizer" in changed else executor.checkpoint_names)
         missing = [name for name in wanted if f"state/{name}" not in tensors]
@@ -600,11 +548,7 @@ def shown_progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> lis
 
 
 def examples_per_step(executor: Executor, dataset: Dataset, batch_size: int) -> int:
-    """Return the batch size; for a model of a fixed batch size, that size times the number of micro-batches.
-
-    Raises:
-        DataError: A batch would need padding, and the loss cannot ignore padding.
-    """
+    """Return the batch size; for a model of a fixed batch size, that size times the number of micro-batches."""
     objective = executor.objective
     fixed = objective.fixed_batch
     if fixed is None:

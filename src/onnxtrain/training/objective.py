@@ -45,26 +45,7 @@ from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """A model with the loss that it is trained on. Its graph never changes; builders take a :meth:`copy`.
-
-    Attributes:
-        model: Working copy of the main graph in the modes of the training, with shapes.
-        output: The model's output with the first loss, or the output that is the loss.
-        heads: The outputs with losses on targets; none where an output of the model is the loss.
-        names: Names of the step graph's own inputs and results.
-        statistics: Initializers of running statistics, to their new values.
-        layers: Batch normalization and dropout layers of the file.
-        dropped: Biases that the exporter left out of the file.
-        unstopped: Calls with detached inputs, where the file leaves open which inputs.
-        modes: The modes of these layers in training.
-        copies: Initializers that are computed from others that they are tied to.
-        table: All initializers, trainable or not.
-        adapted: Adapters beside the weights of the model.
-        weights: The input for one weight per example; ``None`` where all count alike.
-        scales: Inputs that scale losses of micro-batches, by the output; see :meth:`scaled`.
-        stored: Initializers that the file holds in another type than the training.
-        wide: Parameters in bfloat16, to their float32 values in the graph.
-    """
+    """A model with the loss that it is trained on. Its graph never changes; builders take a :meth:`copy`."""
 
     model: ir.Model
     output: ir.Value
@@ -152,11 +133,7 @@ class Objective:
         return replace(spec, shape=(None, *spec.shape[1:]))
 
     def accept(self, dataset: Dataset, weights: Any = None) -> Dataset:
-        """Convert a dataset to the targets and weights that the losses read, and check its values.
-
-        Raises:
-            DataError: They do not fit, or hold values that a loss cannot take.
-        """
+        """Convert a dataset to the targets and weights that the losses read, and check its values."""
         dataset = self.expected(dataset)
         if weights is not None:
             dataset = self.weighted(dataset, weights)
@@ -242,14 +219,7 @@ class Objective:
         return [config.optimizer, *(rule.optimizer for rule in self.rules(config).values())]
 
     def on_real_rows(self, rows: int) -> Objective:
-        """Return the objective whose loss counts only the rows that have targets, for a model of a fixed batch size.
-
-        Args:
-            rows: Number of real examples, for the message of an error.
-
-        Raises:
-            DataError: Padding cannot be left out of this loss.
-        """
+        """Return the objective whose loss counts only the rows that have targets, for a model of a fixed batch size."""
         fixed = self.fixed_batch
         assert fixed is not None
         if not self.heads:
@@ -278,11 +248,7 @@ class Objective:
         return any(value.meta.get(DOCUMENTS) for value in self.model.graph.inputs)
 
     def packing(self, packed: bool) -> Objective:
-        """Return the objective for packed rows of documents, which takes unpacked rows, too.
-
-        Raises:
-            DataError: The model cannot keep documents apart.
-        """
+        """Return the objective for packed rows of documents, which takes unpacked rows, too."""
         if not packed or self.packed or not numbers_documents(self.model.graph):
             return self
         own = self.copy()
@@ -290,11 +256,7 @@ class Objective:
         return own
 
     def weighting(self, weighted: bool) -> Objective:
-        """Return the objective with, or without, one weight per example.
-
-        Raises:
-            OptionError: The loss takes none.
-        """
+        """Return the objective with, or without, one weight per example."""
         if weighted == (self.weights is not None):
             return self
         if not weighted:
@@ -313,11 +275,7 @@ class Objective:
         return replace(self, weights=ir.Value(name=self.names.weights, type=kind, shape=ir.Shape((size,))))
 
     def scaled(self) -> Objective:
-        """Add a scale input to each of several losses whose number of terms differs between examples.
-
-        Micro-batches of several losses are weighted by their examples. A mean over labels that count, or a sum beside
-        means, adds up to that of the whole batch where it is scaled by (examples / weight) of the whole batch.
-        """
+        """Add a scale input to each of several losses whose number of terms differs between examples."""
         if not self.several or all(head.loss.reduction == "sum" for head in self.heads):
             return self
         scaled = [head.name for head in self.heads if head.scaled]
@@ -344,11 +302,7 @@ class Objective:
         }
 
     def sparsified(self, patterns: Sequence[str] | None) -> list[str]:
-        """Return the names of the parameters whose sparsity an optimizer promotes.
-
-        Raises:
-            OptionError: A pattern matches no parameter.
-        """
+        """Return the names of the parameters whose sparsity an optimizer promotes."""
         return choose_tensors(self.shapes, patterns, "sparsify", self.matmul_weights)
 
     def _blocks(self, config: TrainingConfig) -> dict[str, Block]:
@@ -362,11 +316,7 @@ class Objective:
         return {name: layouts[name].block(*wanted[name]) if wanted[name] != (1, 1) else () for name in names}
 
     def step_spec(self, config: TrainingConfig) -> StepSpec:
-        """Return the specification of a training step, on a copy of the graph, which the builder may change.
-
-        Raises:
-            OptionError: There is nothing to train; the message says why.
-        """
+        """Return the specification of a training step, on a copy of the graph, which the builder may change."""
         if not self.parameters:
             from onnxtrain.parameters.embedded_weights import untrainable  # for the message only
 
@@ -408,11 +358,7 @@ class Objective:
         )
 
     def rules(self, config: TrainingConfig) -> dict[str, UpdateRule]:
-        """Return the update rules of the parameters of groups, and of adapters with rates of their own.
-
-        Raises:
-            OptionError: A group matches nothing, or has a setting that the optimizer has not.
-        """
+        """Return the update rules of the parameters of groups, and of adapters with rates of their own."""
         rules = update_rules(config.groups, config.optimizer, self.table, self.model)
         for name, factor in ({} if self.adapted is None else self.adapted.rate_scales).items():
             rule = rules.get(name, UpdateRule(config.optimizer))
@@ -420,13 +366,7 @@ class Objective:
         return rules
 
     def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
-        """Return metrics that read this model's predictions, from names or functions; by output where it has several.
-
-        Where none are given, they are those that the loss reports itself.
-
-        Raises:
-            OptionError: There is no such metric, it is for other predictions, or there are no targets to compare with.
-        """
+        """Return metrics that read this model's predictions, from names or functions; by output where it has several."""
         if are_none(metrics):
             metrics = self.heads[0].loss.own_metrics if len(self.heads) == 1 else ()
         if are_none(metrics):
@@ -438,11 +378,7 @@ class Objective:
         return metrics_of_heads(self.heads, metrics)
 
     def validate(self, dataset: Dataset, *, labels: bool) -> None:
-        """Check a dataset for NaN, infinity and, with `labels`, for targets that the loss cannot take.
-
-        Raises:
-            DataError: The data holds such a value.
-        """
+        """Check a dataset for NaN, infinity and, with `labels`, for targets that the loss cannot take."""
         checks = {name: check for name, head in self.targets if labels and (check := head.check) is not None}
         dataset.validate(
             check=checks.get(None), checks={name: check for name, check in checks.items() if name is not None}

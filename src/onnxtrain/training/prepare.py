@@ -299,11 +299,7 @@ def _loss_output(graph: ir.Graph, name: str) -> ir.Value:
 
 
 def with_checked_masks(config: TrainingConfig, objective: Objective) -> TrainingConfig:
-    """Return a configuration whose masks are arrays: of the zeros of the model where these are to be kept.
-
-    Raises:
-        OptionError: No weight is pruned, or a mask fits no parameter or not the optimizer.
-    """
+    """Return a configuration whose masks are arrays: of the zeros of the model where these are to be kept."""
     if config.masks.keep:
         read = value_reader(config.model, objective.copies)
         config = replace(config, masks=zeros_to_keep(objective.own_weights, read))
@@ -387,11 +383,7 @@ def _zeros_of(masks: Mapping[str, np.ndarray]) -> str:
 
 
 def _set_accuracy(model: ir.Model, level: int | None) -> None:
-    """Set the accuracy level of MatMulNBits nodes in a working copy, in place; ``None`` changes nothing.
-
-    Most models have level 4, which rounds activations to 8 bits and so makes the loss noisy. Gradients are computed
-    without rounding.
-    """
+    """Set the accuracy level of MatMulNBits nodes in a working copy, in place; ``None`` changes nothing."""
     if level is None:
         return
     for node in [*all_nodes(model.graph), *(node for function in model.functions.values() for node in function)]:

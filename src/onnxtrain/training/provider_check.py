@@ -28,14 +28,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Difference:
-    """A result that differs from the CPU's.
-
-    Attributes:
-        name: Name of the step's output, or of the node.
-        operator: Operator of the node; empty for an output of the step.
-        size: Largest difference, in units of the largest element; infinite if NaNs, infinities, types or shapes differ.
-        reason: Error of the provider; empty if there is a result.
-    """
+    """A result that differs from the CPU's."""
 
     name: str
     operator: str
@@ -45,17 +38,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a step on a provider.
-
-    Attributes:
-        provider: Name of the provider.
-        compared: Number of compared outputs: the loss, and the new value of every state.
-        largest: Their largest difference; infinite if the step failed.
-        failure: Error of the step; empty if it ran.
-        outputs: Outputs that differ.
-        nodes: Nodes that differ or fail on the CPU's inputs; empty if the step agrees.
-        left_out: Number of nodes that were not checked: those with subgraphs, sequences or optional values.
-    """
+    """Result of a step on a provider."""
 
     provider: str
     compared: int
@@ -81,21 +64,7 @@ def check_provider(
     sizes: Mapping[str, int] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Report:
-    """Run one step of a trainer on a provider and on the CPU, in standard operators, and compare all results.
-
-    Args:
-        trainer: The trainer; its own states do not change.
-        provider: The provider, by full or short name, or with its options.
-        data: Data for the batch; by default random floats, and 0 and 1 for integers.
-        target: Name of the target in a file with several arrays left.
-        batch_size: Number of examples in the batch.
-        sizes: Fixed sizes by dimension name, such as ``{"N": 4}``, for providers that need static shapes.
-        tolerance: Tolerated difference, in units of the largest element of the CPU's result.
-
-    Raises:
-        OptionError: The provider is not available, or there is no such dimension.
-        DataError: The data does not fit the model.
-    """
+    """Run one step of a trainer on a provider and on the CPU, in standard operators, and compare all results."""
     options = RuntimeOptions(providers=[provider], kernels=False, threads=trainer.config.runtime.threads)
     options.provider_list()
     feeds = dict(_batch(trainer, data, target, batch_size, sizes or {}))
@@ -186,11 +155,7 @@ def _random(
 
 
 def _run(model: onnx.ModelProto, options: RuntimeOptions, feeds: Arrays) -> list[np.ndarray]:
-    """Run a model; return all outputs.
-
-    Raises:
-        StepError: The provider refuses the model, or fails in it.
-    """
+    """Run a model; return all outputs."""
     session = create_session(ir.from_proto(model), options)
     try:
         return session.run(None, feeds)

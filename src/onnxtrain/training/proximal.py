@@ -18,16 +18,7 @@ from onnxtrain.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class ProximalObjective(Objective):
-    """A loss with a proximal term that pulls the parameters towards anchors.
-
-    The sum is::
-
-        loss(w) + mu / 2 * sum of (w - anchor)^2
-
-    Attributes:
-        mu: Weight of the proximal term.
-        anchors: The anchors by parameter name.
-    """
+    """A loss with a proximal term that pulls the parameters towards anchors."""
 
     mu: float = 0.0
     anchors: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -47,16 +38,6 @@ class ProximalObjective(Objective):
 
 def near(trainer: Trainer, mu: float) -> Trainer:
     """Return a trainer of the same model that starts from the current weights and stays near them.
-
-    Args:
-        trainer: A trainer; it does not change.
-        mu: Weight of the proximal term mu / 2 * ||w - w_now||^2 in the loss.
-
-    Returns:
-        A trainer with new optimizer states.
-
-    Raises:
-        OptionError: mu is negative or not finite.
 
     Source: Li et al., Federated Optimization in Heterogeneous Networks, https://arxiv.org/abs/1812.06127, equation 2.
     """

@@ -37,21 +37,7 @@ _WATCHED_BYTES: Final = 256 * 2**20
 
 
 class RunFolder(Callback):
-    """Callback of ``fit(run=...)`` that records a training in a folder.
-
-    ``metrics.csv`` has one row per epoch, written after each epoch. ``curves.svg`` shows the metrics, and
-    ``report.html`` also errors or residuals, parameters, gradients and sparsity. ``run.json`` is machine-readable. The
-    report is a single file without external resources.
-
-    Args:
-        path: The folder; it is created if missing.
-        title: Title of the report; by default the model's name.
-        command: The command line of the training.
-        settings: Configuration that repeats the training, written to ``config.toml``.
-
-    Raises:
-        OptionError: ``path`` is empty.
-    """
+    """Callback of ``fit(run=...)`` that records a training in a folder."""
 
     writes = True
     """True on the rank that writes."""
@@ -83,11 +69,7 @@ class RunFolder(Callback):
         return self.path / REPORT
 
     def check(self, *, resume: bool) -> None:
-        """Check that the folder can be used, before training starts.
-
-        Raises:
-            OptionError: The folder holds an earlier run, or cannot be written to.
-        """
+        """Check that the folder can be used, before training starts."""
         existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise OptionError(f"run is {str(self.path)!r}, but {str(existing)!r} is a file, not a folder.")
@@ -173,10 +155,7 @@ class RunFolder(Callback):
             self._facts["stopped early"] = state.stop_reason
 
     def finish(self, trainer: Any, *, ema: bool = False) -> None:
-        """Compare predictions (of the moving averages, with ``ema``) with targets; write curves and report.
-
-        What cannot be written is a warning: the training is done.
-        """
+        """Compare predictions (of the moving averages, with ``ema``) with targets; write curves and report."""
         self._facts["time"] = f"{self._seconds:.1f} s, {self._examples / max(self._seconds, 1e-9):,.0f} examples/s"
         self._facts["waiting for data"] = f"{self._waited / max(self._seconds, 1e-9):.1%} of the time"
         outcome, said = None, "Nothing is compared: the evaluation failed."
@@ -264,13 +243,7 @@ class RunFolder(Callback):
 
 
 class GradientNorms:
-    """Measure the norms of a model's gradients on a batch, by one step of Momentum.
-
-    With alpha = 0 and beta = 1, the momentum after a step is the gradient.
-
-    Args:
-        trainer: The trainer of the model.
-    """
+    """Measure the norms of a model's gradients on a batch, by one step of Momentum."""
 
     def __init__(self, trainer: Any) -> None:
         plain = Momentum(learning_rate=1e-3, alpha=0.0, beta=1.0, norm_coefficient=0.0)

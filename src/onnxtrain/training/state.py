@@ -59,11 +59,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return [{"name": name, "shape": list(shape), "dtype": dtype} for name, (dtype, shape) in kinds.items()]
 
     def check(self, name: str, value: np.ndarray) -> None:
-        """Check that an array can be assigned to a parameter.
-
-        Raises:
-            OptionError: There is no such parameter, or it has another type or shape.
-        """
+        """Check that an array can be assigned to a parameter."""
         if name not in self._names:
             raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
         dtype, shape = self._states.kind(name)
@@ -83,15 +79,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
 
 class State:
-    """Name the values of a training in its buffers, and convert them to the initializers of the file.
-
-    Attributes:
-        buffers: All values by the names of the step graph; live arrays.
-        parameters: Live views of the trainable parameters by name.
-        trained: Live views of the trainable parameters and running statistics by name.
-        averages: Buffer names of the moving averages by parameter; empty if none are kept.
-        epochs: Number of epochs that calls of ``fit`` have begun; the next one has an order of its own.
-    """
+    """Name the values of a training in its buffers, and convert them to the initializers of the file."""
 
     def __init__(self, buffers: StateBuffers, objective: Objective, *, keeps_averages: bool) -> None:
         self.averages = {name: average_name(name) for name in objective.parameters} if keeps_averages else {}
@@ -106,22 +94,14 @@ class State:
 
     @contextlib.contextmanager
     def snapshot(self, *, everything: bool = False) -> Iterator[State]:
-        """Context with the values of one step, whatever another thread trains meanwhile; keep no array of it.
-
-        Args:
-            everything: Whether optimizer states are read, too.
-        """
+        """Context with the values of one step, whatever another thread trains meanwhile; keep no array of it."""
         with self.buffers.snapshot(None if everything else {*self.trained, *self.averages.values()}) as buffers:
             found = copy.copy(self)
             found._read(buffers)
             yield found
 
     def check_averages(self, ema: bool) -> None:
-        """Check that a request for moving averages can be met.
-
-        Raises:
-            OptionError: ``ema`` is True, but no averages are kept.
-        """
+        """Check that a request for moving averages can be met."""
         if ema and not self._keeps_averages:
             raise OptionError(
                 "ema=True asks for the moving average of the parameters, but this trainer keeps none; make it with "
@@ -129,32 +109,18 @@ class State:
             )
 
     def values(self, *, ema: bool = False) -> dict[str, np.ndarray]:
-        """Return live views of parameters (or their moving averages) and running statistics.
-
-        Raises:
-            OptionError: No averages are kept.
-        """
+        """Return live views of parameters (or their moving averages) and running statistics."""
         self.check_averages(ema)
         averages = {name: self.buffers[average] for name, average in self.averages.items()} if ema else {}
         return {**self.trained, **averages}
 
     def initializers(self, objective: Objective, file: ModelFile, *, ema: bool = False) -> Mapping[str, np.ndarray]:
-        """Return the initializers of the saved model: in the types of the file, with tied copies.
-
-        Adapters are merged into their weights, lazily for each weight.
-
-        Raises:
-            OptionError: Adapters cannot be merged, since weights are quantized or shared; no averages are kept.
-        """
+        """Return the initializers of the saved model: in the types of the file, with tied copies."""
         own, adapted = self.own_initializers(objective, ema=ema), objective.adapted
         return own if adapted is None else own | adapted.merged(file, self.values(ema=ema))
 
     def own_initializers(self, objective: Objective, *, ema: bool = False) -> Mapping[str, np.ndarray]:
-        """Return the initializers that differ from the file: in its types, with tied copies, without adapters.
-
-        Raises:
-            OptionError: No averages are kept.
-        """
+        """Return the initializers that differ from the file: in its types, with tied copies, without adapters."""
         values, adapted = with_copies(self.values(ema=ema), objective.copies), objective.adapted
         if adapted is None:
             return with_stored(values, objective.stored)
@@ -163,16 +129,7 @@ class State:
         return adapted.initial | with_stored(own, objective.stored)
 
     def check_finite(self, file: ModelFile, *, ema: bool = False, begins: bool = False) -> None:
-        """Check that no weight became NaN or infinite in training.
-
-        Args:
-            file: The model, whose own weights may be.
-            ema: Whether to check the moving averages.
-            begins: Whether a training begins with the weights, and does not save them.
-
-        Raises:
-            NumericalError: A weight did; the message names the first.
-        """
+        """Check that no weight became NaN or infinite in training."""
         for name, array in self.values(ema=ema).items():
             if all_finite(array) or _equals_initializer(file, name, array):
                 continue
@@ -195,15 +152,7 @@ def _equals_initializer(file: ModelFile, name: str, array: np.ndarray) -> bool:
 
 
 def split_flat(flat: np.ndarray, like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Split a flat array into named arrays.
-
-    Args:
-        flat: All elements, in the order of the names.
-        like: Arrays with the names, types and shapes of the result.
-
-    Raises:
-        OptionError: The number of elements differs.
-    """
+    """Split a flat array into named arrays."""
     size = sum(array.size for array in like.values())
     if flat.shape != (size,):
         raise OptionError(f"The weights are an array of shape {flat.shape}; together they have {size} elements.")

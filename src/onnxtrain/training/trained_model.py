@@ -280,11 +280,7 @@ class TrainedModel:
         return self._evaluator(objective.form, ema, weighted=weighted, packed=objective.packed), dataset
 
     def _warn_of_rows(self, dataset: Dataset) -> None:
-        """Warn of rows of data that were cut or left out.
-
-        Warns:
-            TrainingHint: There are such rows.
-        """
+        """Warn of rows of data that were cut or left out."""
         self._warn_once(*dataset.hints)
 
     def _look(self, feeds: dict[str, np.ndarray]) -> None:
@@ -296,11 +292,7 @@ class TrainedModel:
         self._warn_once(*evaluator.find_doubts({spec.name: feeds[spec.name] for spec in objective.inputs}))
 
     def _warn_once(self, *texts: str) -> None:
-        """Add hints, and warn of those that are new.
-
-        Warns:
-            TrainingHint: One is new.
-        """
+        """Add hints, and warn of those that are new."""
         with self._lock:
             known = {hint.text for hint in self._hints}
             found = [Hint(text, surprising=True) for text in texts if text not in known]

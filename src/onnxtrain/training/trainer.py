@@ -465,11 +465,7 @@ class Trainer(TrainedModel):
         return history
 
     def _features(self, dataset: Dataset, batch_size: int, augment: Augment | None) -> Dataset:
-        """Return the training data with the outputs of the frozen layers in place of the model's inputs.
-
-        Raises:
-            OptionError: They cannot be computed once for all epochs.
-        """
+        """Return the training data with the outputs of the frozen layers in place of the model's inputs."""
         from onnxtrain.training.inference.cached_features import compute_features
 
         if augment is not None:
@@ -509,12 +505,7 @@ class Trainer(TrainedModel):
         *,
         ema: bool,
     ) -> tuple[Dataset, tuple[Dataset, Evaluator] | None]:
-        """Open the training data, and the validation data with the evaluator that measures them.
-
-        Raises:
-            DataError: They cannot be read or do not fit.
-            OptionError: There are metrics without validation data.
-        """
+        """Open the training data, and the validation data with the evaluator that measures them."""
         validation, target, sample_weight = options.validation, options.target, options.sample_weight
         if validation is None and not are_none(options.metrics):
             raise OptionError("metrics are measured on validation data; give validation=.")
@@ -535,11 +526,7 @@ class Trainer(TrainedModel):
         return dataset, (held_out, evaluator)
 
     def _schedule(self, schedule: str | Schedule | None, epochs: int, per_epoch: int | None) -> Schedule:
-        """Return the learning rate by step.
-
-        Warns:
-            TrainingHint: It vanishes.
-        """
+        """Return the learning rate by step."""
         from onnxtrain.training.schedules.choice import resolve_schedule, vanishing_hint
 
         total = None if per_epoch is None else per_epoch * epochs

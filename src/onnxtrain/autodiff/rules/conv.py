@@ -157,10 +157,7 @@ def convolution_transpose(node: Node, dy: Value) -> Gradients:
 
 
 def _windows_over_output(node: Node, dy: Value, weight: Value) -> Windows:
-    """Return the windows of y (and dy) into which the elements of x were scattered.
-
-    ``output_padding`` adds rows behind the last window; they shorten the padding at the end.
-    """
+    """Return the windows of y (and dy) into which the elements of x were scattered."""
     kernel, rank = kernel_of(node, weight)
     strides = tuple(node.attribute("strides") or [1] * rank)
     dilations = tuple(node.attribute("dilations") or [1] * rank)

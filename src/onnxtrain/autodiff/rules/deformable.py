@@ -36,14 +36,7 @@ def columns_to_image(node: Node, dy: Value) -> Gradients:
 
 
 class _Corner(NamedTuple):
-    """One of the four elements around each sampled point.
-
-    Attributes:
-        row: Row of each point in the image as [batch * groups * height * width, channels].
-        weight: Weight of the element in the bilinear sum; 0 beyond the image's border.
-        by_y: Derivative of the weight by the point's y.
-        by_x: Derivative of the weight by the point's x.
-    """
+    """One of the four elements around each sampled point."""
 
     row: Value
     weight: Value

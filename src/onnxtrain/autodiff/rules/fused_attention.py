@@ -32,16 +32,7 @@ _LOWEST_HALF = -6e4
 
 
 class _Attention(NamedTuple):
-    """A node's operands in standard operators: heads before rows, keys with rows last.
-
-    Attributes:
-        query: [b, h, s, d].
-        keys: [b, h, d, t].
-        values: [b, h, t, e].
-        scores: scale q kᵀ + bias, [b, h, s, t].
-        probability: Their softmax; with ``zero_empty_rows``, 0 instead of NaN.
-        scale: The attribute.
-    """
+    """A node's operands in standard operators: heads before rows, keys with rows last."""
 
     query: Value
     keys: Value

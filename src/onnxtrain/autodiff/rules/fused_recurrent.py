@@ -238,10 +238,7 @@ def is_zero(value: Value) -> bool:
 
 
 def _gradient_body(operator: str, rule: Any) -> Body:
-    """The body of a gradient: the rule of the standard operator, which reads Y and none of the saved values.
-
-    So the second derivative is with respect to the inputs and Y.
-    """
+    """The body of a gradient: the rule of the standard operator, which reads Y and none of the saved values."""
 
     def body(node: Node) -> Sequence[Value | None]:
         count = INPUTS[operator]

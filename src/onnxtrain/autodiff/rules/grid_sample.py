@@ -32,11 +32,7 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True)
 class _Taps:
-    """The taps of every point along one axis: indices, weights and their derivatives [n, p, taps].
-
-    The slope is the derivative of the position in pixels with respect to the normalized coordinate of the grid [n, p],
-    or a scalar where it is the same everywhere.
-    """
+    """The taps of every point along one axis: indices, weights and their derivatives [n, p, taps]."""
 
     index: Value
     weight: Value

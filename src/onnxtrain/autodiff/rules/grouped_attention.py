@@ -28,14 +28,7 @@ _QUERY_NORM, _KEY_NORM, _QUERY_LENGTHS = range(14, 17)
 
 
 class _Sizes(NamedTuple):
-    """The number of heads of a node, and the lengths of its sequences.
-
-    Attributes:
-        heads: Heads of queries.
-        groups: Heads of keys and values.
-        begins: Number of cached keys of each sequence, [b, 1]; ``None`` without a KV cache.
-        lengths: Number of keys of each sequence, new ones included, [b, 1].
-    """
+    """The number of heads of a node, and the lengths of its sequences."""
 
     heads: int
     groups: int

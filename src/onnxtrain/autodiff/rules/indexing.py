@@ -251,13 +251,7 @@ def scatter_nd(node: Node, dy: Value) -> Gradients:
 
 
 def _scattered(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:
-    """The gradients per reduction, where u are the updates of one element of x.
-
-    - none: dx = dy, zero at the indices; du = dy there.
-    - add: dx = dy; du = dy there.
-    - mul: each operand gets dy times the product of the others.
-    - max, min: dy, shared equally among the elements that are equal to y.
-    """
+    """The gradients per reduction, where u are the updates of one element of x."""
     op, updates = node.op, node.input_required(2)
     reduction = node.attribute("reduction", "none")
     if reduction == "none":

@@ -49,18 +49,7 @@ class _Slice:
 
 @dataclass
 class _Steps:
-    """The steps of a Loop or Scan.
-
-    Attributes:
-        graph: The body of one step.
-        states: Inputs of the body that carry over.
-        next_states: The outputs that become them.
-        dstates: The gradients that arrive at the final states; ``None`` for a state that is not floating.
-        taken: Inputs of the body that are slices of tensors.
-        given: Floating outputs of the body that are slices of tensors, with the gradients of those.
-        constants: Inputs of the body that are the same in every step.
-        unstacked: States that have no common shape in all steps, or are sequences.
-    """
+    """The steps of a Loop or Scan."""
 
     graph: ir.Graph
     states: list[ir.Value]

@@ -18,13 +18,7 @@ from onnxtrain.graph import Value
 
 
 class _Labels(NamedTuple):
-    """The labels of a node, as tensors of shape (N, 1, d...).
-
-    Attributes:
-        classes: The classes; 0 for an ignored label.
-        counted: 1, or 0 for an ignored label; ``None`` where none is ignored.
-        weight: The weights; ``None`` where all are one.
-    """
+    """The labels of a node, as tensors of shape (N, 1, d...)."""
 
     classes: Value
     counted: Value | None

@@ -29,14 +29,7 @@ _GROUP_INDEX = 4  # the input
 
 
 class PackedWeight(NamedTuple):
-    """Layout of the integers of a weight [outputs, inputs] in bytes, the lowest bits first.
-
-    Attributes:
-        inputs: K.
-        outputs: N.
-        bits: Bits of an integer: 2, 4 or 8.
-        block: Elements along K that share a scale and a zero point.
-    """
+    """Layout of the integers of a weight [outputs, inputs] in bytes, the lowest bits first."""
 
     inputs: int
     outputs: int

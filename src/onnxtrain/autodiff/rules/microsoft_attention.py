@@ -18,12 +18,7 @@ from onnxtrain.graph import Value
 
 
 class _Heads(NamedTuple):
-    """Query [b, heads, s, n], keys [b, heads, t, n] and values [b, heads, t, m], the cached ones first.
-
-    Attributes:
-        past: Number of cached keys, a one-element tensor; ``None`` without a KV cache.
-        square: True if there are as many new keys as queries.
-    """
+    """Query [b, heads, s, n], keys [b, heads, t, n] and values [b, heads, t, m], the cached ones first."""
 
     query: Value
     keys: Value
@@ -163,11 +158,7 @@ def _earlier(parts: _Heads, scores: Value) -> Value:
 
 
 def _visible(node: Node, mask: Value, parts: _Heads) -> Value:
-    """True for keys that are not masked, for scores [b, heads, s, t].
-
-    The mask is [b, t], [b, s, t] or [b, 1, longest, longest], with a row for every query so far, or holds the ends of
-    sequences: lengths [b], ends and begins [2 b], or lengths and sums of lengths [3 b + 2].
-    """
+    """True for keys that are not masked, for scores [b, heads, s, t]."""
     op, rank = node.op, node.rank(mask)
     zero = op.scalar(0, mask)
     if rank == 1:

@@ -60,13 +60,7 @@ def _input(body: Builder, like: Value, shape: tuple[int | str | None, ...] | Non
 
 
 class Sequences:
-    """The tensors of a recurrent node, time-major and one direction at a time.
-
-    Attributes:
-        count: Number of directions.
-        hidden: Size of the hidden state.
-        lengths: Lengths of the sequences of the batch, or ``None`` where all are full.
-    """
+    """The tensors of a recurrent node, time-major and one direction at a time."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -165,23 +159,7 @@ class Sequences:
 
 
 class Direction(NamedTuple):
-    """One direction of a node, time-major and in its own time.
-
-    Attributes:
-        node: The node.
-        x: Its input [t, b, i].
-        hidden: The states after all steps [t, b, h].
-        before: The states before all steps [t, b, h].
-        weight: W [gates h, i].
-        recurrence: R [gates h, h].
-        biases: Wb and Rb [gates h], if any.
-        functions: The activation functions.
-        mask: True for steps within the lengths [t, b, 1], if not all are.
-        dhidden: The gradients that arrive at the states [t, b, h].
-        dlast: The gradients that arrive at the last state, and at the last cell of an LSTM [b, h].
-        cell: The initial cell of an LSTM [b, h].
-        peepholes: P [3 h] of an LSTM, if any.
-    """
+    """One direction of a node, time-major and in its own time."""
 
     node: Node
     x: Value
@@ -210,18 +188,7 @@ class Direction(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The gradients of one direction.
-
-    Attributes:
-        dx: [t, b, i].
-        dweight: [gates h, i].
-        drecurrence: [gates h, h].
-        dbias: [2 gates h].
-        dinitial: Gradients of the initial state and, for an LSTM, cell [b, h].
-        dgates: Gradient of the inputs of the gates [t, b, gates h], from which most others follow.
-        dpeepholes: [3 h].
-        dlinear: Gradient of R h + Rb of a GRU's candidate [t, b, h], where the reset gate scales it.
-    """
+    """The gradients of one direction."""
 
     dx: Value
     dweight: Value

@@ -242,11 +242,7 @@ class _Scale(NamedTuple):
 
 
 def _common_scale(node: Node) -> _Scale:
-    """The least or largest of the scales that the sizes imply.
-
-    Raises:
-        GradientError: Sizes are not known.
-    """
+    """The least or largest of the scales that the sizes imply."""
     policy = node.attribute("keep_aspect_ratio_policy")
     sizes, shape = node.input_required(3).constant(), node.x.static_shape
     if sizes is None or shape is None:
@@ -261,10 +257,7 @@ def _common_scale(node: Node) -> _Scale:
 
 
 def _rounded_matrix(node: Node, axis: _Axis, scale: _Scale) -> Value:
-    """Mᵀ of an axis whose size is rounded up, which takes a Resize by sizes with the axis that determines the scale.
-
-    That axis is shortened to the scale's denominator in lowest terms, and the rows are constant along it.
-    """
+    """Mᵀ of an axis whose size is rounded up, which takes a Resize by sizes with the axis that determines the scale."""
     op, sizes, shape = node.op, node.input_required(3).constant(), node.x.static_shape
     assert sizes is not None
     assert shape is not None

@@ -17,14 +17,7 @@ _INT64 = ir.DataType.INT64
 
 @dataclass(frozen=True)
 class _Samples:
-    """The sample points of RoiAlign along one axis, each tensor [regions, bins, samples].
-
-    Attributes:
-        position: Position within 0 ... size - 1.
-        kept: 1, or 0 beyond the image and beyond a region's own number of samples.
-        exists: True if the region has that many samples.
-        count: Number of samples in a bin, at least 1: [regions, 1, 1], or [1, 1, 1] where it is fixed.
-    """
+    """The sample points of RoiAlign along one axis, each tensor [regions, bins, samples]."""
 
     position: Value
     kept: Value

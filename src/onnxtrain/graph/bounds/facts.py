@@ -27,16 +27,7 @@ SLACK: Final = 5e-3
 
 @dataclass(frozen=True)
 class Fact:
-    """Properties of the elements of a value.
-
-    Attributes:
-        low: Lower bound of all elements.
-        high: Upper bound of all elements.
-        sums: Axes along which all sums are equal, to that sum.
-        linear: True for the result of a linear layer, perhaps shifted, scaled or capped by Tanh.
-        log: The fact of the exponential, for logarithms.
-        mixtures: For products of values with weights that sum to one along an axis: the axis, to the values' fact.
-    """
+    """Properties of the elements of a value."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -71,16 +62,7 @@ LINEAR: Final = Fact(linear=True)
 
 
 class Facts:
-    """The facts of the values of a graph, found on request.
-
-    Args:
-        functions: The functions of the model.
-        learned: Names of initializers whose values change.
-        given: Facts that are known, such as those of a function's inputs.
-
-    Attributes:
-        relied: Names of the initializers whose values facts depend on.
-    """
+    """The facts of the values of a graph, found on request."""
 
     def __init__(
         self,

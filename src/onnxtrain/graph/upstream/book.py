@@ -11,17 +11,7 @@ from typing import NamedTuple
 
 
 class Workaround(NamedTuple):
-    """One bug of another package.
-
-    Attributes:
-        name: Its name in comments and tests.
-        package: The distribution that has it.
-        seen: The oldest and the newest version in which it was seen.
-        wrong: The faulty behaviour.
-        done: How onnxtrain avoids it.
-        where: Files of this package with the workaround.
-        gone: The oldest version in which it was seen to be gone; ``None`` while the newest has it.
-    """
+    """One bug of another package."""
 
     name: str
     package: str

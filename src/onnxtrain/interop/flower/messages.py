@@ -39,17 +39,7 @@ def to_record(values: Mapping[str, np.ndarray]) -> Any:
 def from_record(
     record: Mapping[str, Any], like: Mapping[str, np.ndarray], sender: str, *, averaged: bool = False
 ) -> dict[str, np.ndarray]:
-    """Read and check the arrays of an ``ArrayRecord``.
-
-    Args:
-        record: The received record.
-        like: Arrays with the required names, types and shapes.
-        sender: Name of the sender, for error messages.
-        averaged: True if a strategy computed the arrays, perhaps in another floating type.
-
-    Raises:
-        DataError: A name is missing or unknown, a type or shape differs, or a value is NaN or infinite.
-    """
+    """Read and check the arrays of an ``ArrayRecord``."""
     missing = [name for name in like if name not in record]
     unknown = [name for name in record if name not in like]
     if missing or unknown:
@@ -92,11 +82,7 @@ def is_old(message: Any) -> bool:
 
 
 def weights_of(message: Any, like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Read the weights that the server sent.
-
-    Raises:
-        DataError: The weights do not fit the model.
-    """
+    """Read the weights that the server sent."""
     records = message.content.array_records
     if len(records) != 1:
         raise DataError(f"The server sent {len(records)} records of arrays; a client needs one, with the weights.")
@@ -121,14 +107,7 @@ def settings_of(message: Any) -> Mapping[str, Any]:
 def answer(
     message: Any, measured: Mapping[str, float], examples: int, weights: Mapping[str, np.ndarray] | None = None
 ) -> Any:
-    """Make the answer to a message.
-
-    Args:
-        message: The message.
-        measured: Metrics by name.
-        examples: Number of examples, the weight of the answer.
-        weights: Weights of this client after training.
-    """
+    """Make the answer to a message."""
     app = flower("flwr.app")
     if is_old(message):
         content = _old_content(measured, examples, weights)

@@ -22,12 +22,7 @@ from onnxtrain.training.trainer import Trainer
 
 
 class CheckedGrid:
-    """Wrapper of Flower's grid that turns invalid weights into errors, so that strategies exclude these clients.
-
-    Args:
-        grid: Flower's grid.
-        like: Arrays with the names, types and shapes that clients must send.
-    """
+    """Wrapper of Flower's grid that turns invalid weights into errors, so that strategies exclude these clients."""
 
     def __init__(self, grid: Any, like: Mapping[str, np.ndarray]) -> None:
         self._grid = grid
@@ -89,14 +84,7 @@ class CheckedGrid:
 
 
 class Federation:
-    """The server's model over the rounds.
-
-    Args:
-        trainer: The trainer that holds the weights.
-        path: Path of the written model.
-        history: Path of the history, if any.
-        rounds: Number of rounds.
-    """
+    """The server's model over the rounds."""
 
     def __init__(self, trainer: Trainer, path: Path, history: Path | None, rounds: int) -> None:
         self.trainer = trainer
@@ -139,11 +127,7 @@ class Federation:
         return measured
 
     def check_trained(self) -> None:
-        """Refuse a training that changed nothing.
-
-        Raises:
-            DataError: No round changed the weights.
-        """
+        """Refuse a training that changed nothing."""
         if not self._trained:
             reasons = dict.fromkeys(reason for row in self._rows for reason in row["left_out"])
             raise DataError(
@@ -161,20 +145,7 @@ def run_securely(
     settings: Mapping[str, Any],
     timeout: float,
 ) -> None:
-    """Run all rounds with SecAgg+ between the clients.
-
-    Args:
-        federation: The server's model.
-        secure: ``True``, or a ``SecAggPlusWorkflow``.
-        strategy: ``FedAvg`` or ``FedProx``, which selects clients.
-        grid: The connection to the clients.
-        context: Flower's context.
-        settings: Settings for the clients.
-        timeout: Seconds to wait for the clients, unless ``secure`` has its own.
-
-    Raises:
-        OptionError: The strategy needs the weights of single clients.
-    """
+    """Run all rounds with SecAgg+ between the clients."""
     server, workflow = flower("flwr.server"), flower("flwr.server.workflow")
     names = list(federation.trainer.weights)
 

@@ -105,26 +105,12 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         return self.trainer_.model()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model with its trained weights; see :meth:`onnxtrain.Trainer.save`.
-
-        Raises:
-            ModelError: The path cannot be written.
-            NotFittedError: The estimator is not fitted yet.
-        """
+        """Write the model with its trained weights; see :meth:`onnxtrain.Trainer.save`."""
         check_is_fitted(self)
         self.trainer_.save(path)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train, starting from the model's own weights.
-
-        Args:
-            X: Values [N, F].
-            y: Labels [N] of a classifier; values [N] or [N, K] of a regressor.
-            sample_weight: One weight per example, at least 0; only their ratios matter.
-
-        Raises:
-            ValueError: The data are invalid, or the model does not fit them; see the class.
-        """
+        """Train, starting from the model's own weights."""
         return self._learn(X, y, sample_weight, epochs=self.epochs)
 
     _accepted: ClassVar[dict[str, bool]] = {}
@@ -193,11 +179,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         self._order = self._find_columns()
 
     def _find_columns(self) -> list[int] | None:
-        """Match the columns of X with the model's inputs by name; ``None`` where names do not decide.
-
-        Raises:
-            DataError: X lacks columns that the model was trained on.
-        """
+        """Match the columns of X with the model's inputs by name; ``None`` where names do not decide."""
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]
         if not names:
             return None
@@ -269,11 +251,7 @@ def _to_double(graph: onnx.GraphProto) -> None:
 
 
 def check_weights(given: Any, X: np.ndarray) -> np.ndarray | None:
-    """Check the weights of examples.
-
-    Raises:
-        OptionError: A weight is negative, or all are zero.
-    """
+    """Check the weights of examples."""
     if given is None:
         return None
     weights: np.ndarray = _check_sample_weight(given, X, dtype=np.float64)

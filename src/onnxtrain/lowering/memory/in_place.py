@@ -57,8 +57,6 @@ def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[st
     directly or through values that need not be stored, is the writer itself (and reads each element before it writes
     it), or an ancestor of the writer, which runs earlier, and is not fused with the writer. Any other state needs a
     second buffer.
-
-    Requires: the final graph, which no later pass changes. Ensures: it is unchanged.
     """
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
@@ -104,10 +102,6 @@ class _Writer:
     These are the producer of the new value and, as far as they are elementwise or only move elements, the producers of
     its inputs; and the first nodes behind them that are neither. Reductions, loops and branches end before their
     results are read, and stay outside.
-
-    Attributes:
-        kernel: These nodes, and whether elements are in order between each and the new value.
-        computes: True if values are computed, not only moved.
     """
 
     def __init__(self, value: ir.Value, new: ir.Value) -> None:

@@ -274,21 +274,7 @@ def _is_worth_it(node: ir.Node) -> bool:
 
 
 def _gains(node: ir.Node) -> bool:
-    """Return whether a convolution is faster in bfloat16: of one group, with long sums, and many rows of a matmul.
-
-    CPU time over that of float32, Intel Xeon with AMX, one thread (``benchmarks/convolutions.py`` has more layers):
-
-        layer                               y     dx     dw
-        8 x 64 x 56 x 56, 3 x 3, 64       0.29   0.41   0.46
-        8 x 512 x 7 x 7, 3 x 3, 512       0.30   0.43   0.28
-        8 x 64 x 56 x 56, 1 x 1, 256      0.61   0.73   0.69
-        8 x 24 x 28 x 28, 3 x 3, 24       0.58   0.55   0.68, in float32
-        32 x 64 x 7 x 7, 3 x 3, 64        0.57   0.49   0.65
-        32 x 32 x 7 x 7, 3 x 3, 32        0.60   0.59   0.96, in float32
-        8 x 24 x 56 x 56, 1 x 1, 144      1.10   0.89   0.76; y in float32
-        8 x 96 x 28 x 28, 1 x 1, 24       0.81   1.19   0.85; dx and dw in float32
-        32 x 64 x 4 x 4, 1 x 1, 64        1.17   1.26   1.32, all in float32
-    """
+    """Return whether a convolution is faster in bfloat16: of one group, with long sums, and many rows of a matmul."""
     kernel, group = node.attributes["kernel_shape"].as_ints(), node.attributes["group"].as_int()
     of_weight = node.op_type == "ConvWeightGradient"
     images = [_sizes(value) for value in node.inputs[: 2 if of_weight else 1]]

@@ -27,11 +27,7 @@ def placeholder(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
 
 
 class FirstValues(Mapping[str, np.ndarray]):
-    """First values of states by name, read lazily and not cached.
-
-    Args:
-        tensors: Tensors of a model or of its data files, or arrays of one repeated value.
-    """
+    """First values of states by name, read lazily and not cached."""
 
     def __init__(self, tensors: Mapping[str, ir.TensorProtocol]) -> None:
         self.tensors = dict(tensors)
@@ -47,14 +43,7 @@ class FirstValues(Mapping[str, np.ndarray]):
 
 
 class Algorithm:
-    """An algorithm graph under construction, beside the main graph that it may read.
-
-    Args:
-        spec: The specification of the step.
-        first_values: Receives the first values of the states.
-        label: Name of the algorithm in error messages.
-        graph: Graph to build in; by default the main graph.
-    """
+    """An algorithm graph under construction, beside the main graph that it may read."""
 
     def __init__(self, spec: StepSpec, first_values: FirstValues, *, label: str, graph: ir.Graph | None = None) -> None:
         self.graph = spec.model.graph if graph is None else graph
@@ -73,11 +62,7 @@ class Algorithm:
         self._taken |= {output.name for node in self._before_nodes for output in node.outputs}
 
     def _name(self, value: ir.Value, name: str) -> None:
-        """Rename a value of the algorithm.
-
-        Raises:
-            TrainingInfoError: The main graph or the algorithm already uses the name.
-        """
+        """Rename a value of the algorithm."""
         if value.name != name:
             self._take(name)
             value.name = name
@@ -172,10 +157,7 @@ class Algorithm:
             self.result(name, part)
 
     def write_accumulation(self) -> None:
-        """Write accumulator += weight * gradient, total += weight, loss_total += weight * loss.
-
-        For a loss that is a sum, gradients and losses are added without weights, and the total stays 0.
-        """
+        """Write accumulator += weight * gradient, total += weight, loss_total += weight * loss."""
         op = self.op
         if drops(self._spec):
             self._count()  # the dropout masks depend on it

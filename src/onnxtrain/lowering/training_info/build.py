@@ -26,26 +26,14 @@ def fill_states(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> onn
 
 
 def build_training_model(spec: StepSpec) -> onnx.ModelProto:
-    """Build the training model of a specification with all its data; see :func:`build_unfilled`.
-
-    Weights are zero where a mask is false: a step keeps them as they are.
-    """
+    """Build the training model of a specification with all its data; see :func:`build_unfilled`."""
     proto, values = build_unfilled(spec)
     masked = {name: np.where(mask, values[name], np.zeros_like(values[name])) for name, mask in spec.masks.items()}
     return fill_states(fill_states(proto, values), masked)
 
 
 def build_unfilled(spec: StepSpec) -> tuple[onnx.ModelProto, FirstValues]:
-    """Build a training model with placeholders for its states; return it and the first values of the states.
-
-    Its main graph is the model. Each algorithm graph takes the target and ``learning_rate``, reads the main graph, and
-    contains the loss, one Gradient node, one optimizer node and the update count ``T``; optimizer states are
-    initializers of the algorithm named ``{parameter}/{state}``. An initialization graph resets them and T.
-
-    Without accumulation there is one entry. With accumulation, the first entry adds weight * gradient and weight of a
-    micro-batch to accumulators; the second divides by the weight, updates, and clears the accumulators. Several
-    micro-batches so make the same step as one large batch.
-    """
+    """Build a training model with placeholders for its states; return it and the first values of the states."""
     values = _first_values(spec)
     proto = _main_model(spec, values.tensors)
     proto.training_info.extend(
@@ -61,11 +49,7 @@ def build_unfilled(spec: StepSpec) -> tuple[onnx.ModelProto, FirstValues]:
 
 
 def build_entries(spec: StepSpec) -> tuple[list[StepEntry], FirstValues]:
-    """Build the entries of a training model as graphs, without writing protos; consume the specification's graph.
-
-    Returns:
-        The entries, and the first values of their states by name.
-    """
+    """Build the entries of a training model as graphs, without writing protos; consume the specification's graph."""
     values = _first_values(spec)
     entries = [algorithm.entry() for _, algorithm in _algorithms(spec, values, apart=True)]
     for entry in entries:

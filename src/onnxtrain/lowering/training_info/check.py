@@ -14,20 +14,7 @@ Type = tuple[int, tuple[int | str | None, ...] | None]
 
 
 def check_training_model(model: onnx.ModelProto) -> None:
-    """Check every entry of ``training_info``.
-
-    Requirements:
-
-    - A binding's keys are initializers of the main graph or the algorithm, unique per field.
-    - Its values are outputs of the algorithm or the main graph (for the initialization binding, of the initialization
-      graph), with type and shape of the key.
-    - Names are unique across main graph and algorithm, and the main graph reads no value of an algorithm.
-    - An initialization graph has no inputs.
-    - Main graph and algorithm together are valid ONNX.
-
-    Raises:
-        TrainingInfoError: A requirement is not met; the message names the entry, the binding and the reason.
-    """
+    """Check every entry of ``training_info``."""
     if not model.training_info:
         raise TrainingInfoError(
             "The model has no training_info; write one with onnxtrain.training_model(model, loss=..., optimizer=...)."

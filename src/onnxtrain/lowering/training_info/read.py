@@ -17,10 +17,7 @@ from onnxtrain.model_file.proto import sort_nodes
 
 
 def joined_model(model: onnx.ModelProto, index: int) -> onnx.ModelProto:
-    """Join the main graph and the algorithm of an entry; all initializers become graph inputs.
-
-    No tensor data is copied. The outputs of the algorithm come before those of the main graph.
-    """
+    """Join the main graph and the algorithm of an entry; all initializers become graph inputs."""
     algorithm = model.training_info[index].algorithm
     joined = onnx.ModelProto(
         ir_version=max(8, model.ir_version), opset_import=model.opset_import, functions=model.functions
@@ -50,11 +47,7 @@ def _tensor_info(tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
 
 
 def state_tensors(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Return the initializers that training changes: those named by binding keys of all entries.
-
-    Raises:
-        TrainingInfoError: A key is not an initializer of the main graph or of an algorithm.
-    """
+    """Return the initializers that training changes: those named by binding keys of all entries."""
     found: dict[str, onnx.TensorProto] = {}
     everywhere: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in model.graph.initializer}
     for entry in model.training_info:

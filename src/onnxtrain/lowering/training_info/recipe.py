@@ -58,14 +58,7 @@ def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
 
 
 class LossTerms(NamedTuple):
-    """Values of a loss in an algorithm graph, all 0-d and of the prediction's type.
-
-    Attributes:
-        loss: (sum of terms) / ``weight``, or the sum itself.
-        weight: The number of terms, or the sum of their weights.
-        sums: True if the loss is a sum, so that the losses of micro-batches add up to the loss of the batch.
-        parts: The summands of a combined loss, by their names in the results of a step.
-    """
+    """Values of a loss in an algorithm graph, all 0-d and of the prediction's type."""
 
     loss: Value
     weight: Value
@@ -75,12 +68,7 @@ class LossTerms(NamedTuple):
 
 @dataclass(frozen=True)
 class Clipping:
-    """Clipping of gradients before the update: first by value, then by global norm.
-
-    Attributes:
-        value: Each element is clipped to [-value, value].
-        norm: All gradients are scaled by min(1, norm / ||g||), with the norm over all gradients together.
-    """
+    """Clipping of gradients before the update: first by value, then by global norm."""
 
     value: float | None = None
     norm: float | None = None
@@ -97,12 +85,7 @@ Block = tuple[int, ...]
 
 
 class UpdateRule(NamedTuple):
-    """The update rule of a parameter.
-
-    Attributes:
-        optimizer: The optimizer with its attributes.
-        rate_scale: Multiplier of the learning rate.
-    """
+    """The update rule of a parameter."""
 
     optimizer: Optimizer
     rate_scale: float = 1.0
@@ -110,13 +93,7 @@ class UpdateRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Averaging:
-    """An exponential moving average of the parameters; see :class:`onnxtrain.EMA`.
-
-    Attributes:
-        decay: Weight of the old average.
-        start: Number of initial updates in which the average equals the parameter.
-        warmup: True if the decay grows from 2/11 to its value.
-    """
+    """An exponential moving average of the parameters; see :class:`onnxtrain.EMA`."""
 
     decay: float
     start: int = 0
@@ -125,37 +102,7 @@ class Averaging:
 
 @dataclass(eq=False)
 class StepSpec:
-    """Specification of a training step, from which algorithm graphs are built.
-
-    Attributes:
-        model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
-        build_loss: Emits the loss in the algorithm; returns its terms.
-        targets: The targets that the algorithm takes as inputs.
-        weights: The input for sample weights; ``None`` for equal weights.
-        parameters: Names of the initializers that are trained.
-        optimizer: Update rule with its attributes.
-        averaging: Moving average of the parameters; ``None`` for none.
-        rules: Update rules of parameter groups by parameter, with the operator of ``optimizer``.
-        clipping: Clipping of gradients.
-        micro_batches: True for two entries: the first accumulates the gradients of a micro-batch, the second applies
-            them.
-        alone: True if every update has one micro-batch, whose gradients replace the accumulated ones.
-        cleared: True if the second entry clears the accumulators; otherwise the executor does.
-        statistics: Running statistics of batch normalization, mapped to their new values in the main graph.
-        synchronized: Whether batch normalization is synchronized over all ranks.
-        masks: Masks by parameter: the gradient is zero where a mask is false.
-        sparsified: Parameters whose sparsity the optimizer promotes, if it does so, with the size of their blocks along
-            each axis (empty for blocks of one weight); by default those of rank 2 or more. Others take plain steps: a
-            bias that starts at zero would freeze under a p-norm.
-        options: Gradient options, also recorded in the metadata of the training model.
-        rounding: Low-bit representation of the states of float32 parameters; ``None`` keeps states in the parameter's
-            type.
-        wide: Parameters in bfloat16, which are rounded stochastically, mapped to their float32 values in the main
-            graph, for which gradients are computed.
-        seed: Seed of the rounding of parameters.
-        given_squares: States with the sums of squares of all gradient rows, and their first values, for an update of
-            shares of the parameters; by default the update computes the sums.
-    """
+    """Specification of a training step, from which algorithm graphs are built."""
 
     model: ir.Model
     build_loss: Callable[[Builder], LossTerms]
@@ -187,17 +134,7 @@ class StepSpec:
 
 @dataclass(eq=False)
 class StepEntry:
-    """An entry of ``training_info`` as one graph, from which a session is created.
-
-    Attributes:
-        model: Main graph and algorithm in one sorted graph. States are graph inputs; other tensors are initializers.
-        states: Names of all states of the training.
-        updates: States, mapped to the names of their new values.
-        results: Names of the values that a step returns.
-        main: Names of the main graph's inputs and initializers; others belong to the algorithm.
-        notified_groups: Groups of states for which native kernels notify the executor when new values are ready.
-        notified_only: Like ``updates``, for states whose new values are in a notification only, and not kept.
-    """
+    """An entry of ``training_info`` as one graph, from which a session is created."""
 
     model: ir.Model
     states: Sequence[str]

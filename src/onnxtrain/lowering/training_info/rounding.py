@@ -61,12 +61,7 @@ def is_signed(role: str) -> bool:
 
 
 class Rounding(NamedTuple):
-    """Low-bit representation of the optimizer states of float32 parameters.
-
-    Attributes:
-        kind: "bfloat16" or "8bit".
-        seed: Seed of the stochastic rounding, together with the name of the state and the update count.
-    """
+    """Low-bit representation of the optimizer states of float32 parameters."""
 
     kind: str
     seed: int = 0

@@ -37,12 +37,7 @@ def optimizer_nodes(
     variables: Variables,
     sparsified: Mapping[str, Block],
 ) -> dict[str, tuple[Value, ...]]:
-    """Emit the update of all parameters; return their new values and states by name.
-
-    One node updates all parameters with equal rules, even of different groups. If its optimizer promotes sparsity, the
-    node updates those in ``sparsified``, one node for each form of block, and another node takes plain steps for the
-    others.
-    """
+    """Emit the update of all parameters; return their new values and states by name."""
     alike: list[tuple[UpdateRule, dict[str, tuple[Value, ...]]]] = []
     for name, own in variables.items():
         found = next((members for rule, members in alike if rule == rules[name]), None)
@@ -65,19 +60,7 @@ def average_node(
     averages: Mapping[str, Value],
     xs: Mapping[str, Value],
 ) -> dict[str, Value]:
-    """Emit the moving averages A of parameters X, by name: A_new = A + (1 - d) (X - A).
-
-    This is one SGD step on A with learning rate d - 1, gradient X and weight decay -1. So one kernel updates the
-    averages of all parameters, and reads and writes each value once.
-
-    Args:
-        op: Builder of the graph.
-        averaging: Defines the decay d by the number of updates.
-        count: Update count before this update.
-        first_count: Update count before the first update.
-        averages: A, by parameter.
-        xs: X after the update, by parameter.
-    """
+    """Emit the moving averages A of parameters X, by name: A_new = A + (1 - d) (X - A)."""
     done = op.cast(count, ir.DataType.DOUBLE) - float(first_count)
     decay = op.scalar(averaging.decay, done)
     if averaging.warmup:
@@ -153,9 +136,6 @@ def _scaled_node(
 
     The operator steps from zero, so that it returns its update D alone, without rounding against X. Weight decay, which
     needs X, is applied around it::
-
-        D     = operator(0, norm_coefficient * X + G, states)
-        X_new = (1 - norm_coefficient_post) * (X + s * D)
     """
     modifier = optimizer.sparsity_modifier
     assert modifier is not None

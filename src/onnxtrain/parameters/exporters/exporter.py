@@ -43,12 +43,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Exporter:
-    """What tells the files of an exporter.
-
-    Attributes:
-        name: Its name, as users know it.
-        names: Regular expressions that are searched for in the names of initializers, by the kind of the tensor.
-    """
+    """What tells the files of an exporter."""
 
     name: str
     names: Mapping[Kind, str] = field(default_factory=dict)

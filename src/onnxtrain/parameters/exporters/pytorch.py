@@ -156,19 +156,12 @@ def forget_traces(model: ir.Model) -> None:
 
 
 def declared_kind(value: ir.Value) -> str:
-    """Return what an initializer is in the program; "" where the file does not say.
-
-    PARAMETER is an ``nn.Parameter``, BUFFER a buffer of a module, CONSTANT_TENSOR a tensor written in the code, LITERAL
-    a Constant node with the name of such a tensor.
-    """
+    """Return what an initializer is in the program; "" where the file does not say."""
     return value.metadata_props.get(KIND, "")
 
 
 def folded_parameters(value: ir.Value) -> tuple[str, ...]:
-    """Return the parameters of the program that the exporter computed an initializer from; none for other layouts.
-
-    For ``scale.exp()`` the optimizing exporter stores the result, called ``exp``, and leaves ``scale`` out.
-    """
+    """Return the parameters of the program that the exporter computed an initializer from; none for other layouts."""
     sources, parameters = _folding(value)
     steps = {value.name or "", *sources} - parameters
     unnamed = (value.name or "").startswith("val")
@@ -191,10 +184,7 @@ def is_declared_parameter(value: ir.Value, *, repeated: bool = False) -> bool:
 
 
 def is_folded_constant(value: ir.Value) -> bool:
-    """Return whether the exporter computed an initializer from constants and buffers alone, by the file's record.
-
-    An example are the weights of linear interpolation, which it computes from the sizes.
-    """
+    """Return whether the exporter computed an initializer from constants and buffers alone, by the file's record."""
     sources, parameters = _folding(value)
     return bool(sources and parameters) and parameters.isdisjoint(sources)
 

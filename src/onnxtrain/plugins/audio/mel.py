@@ -216,11 +216,7 @@ def _dft(fft: int, window: int) -> npt.NDArray[np.float64]:
 def mel_filters(
     sample_rate: int, fft: int, mels: int, low: float, high: float, scale: str, *, area_norm: bool
 ) -> npt.NDArray[np.float64]:
-    """Return triangular filters [mels, bins] between frequencies in Hz, evenly spaced on a mel scale.
-
-    Raises:
-        OptionError: A filter contains no frequency of the transform.
-    """
+    """Return triangular filters [mels, bins] between frequencies in Hz, evenly spaced on a mel scale."""
     to_mel, to_hertz = (_htk, _from_htk) if scale == "htk" else (_slaney, _from_slaney)
     points = to_hertz(np.linspace(to_mel(np.array(low)), to_mel(np.array(high)), mels + 2))
     bins = np.arange(fft // 2 + 1) * sample_rate / fft
@@ -266,11 +262,7 @@ def _check(
     sample_rate: int, window: int, hop: int, fft: int, low: float, high: float | None, scale: str, power: int,
     compression: str, floor: float,
 ) -> None:  # fmt: skip
-    """Refuse invalid settings.
-
-    Raises:
-        OptionError: A setting is outside its range.
-    """
+    """Refuse invalid settings."""
     counts = {"sample_rate": sample_rate, "window": window, "hop": hop, "fft": fft}
     for argument, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:

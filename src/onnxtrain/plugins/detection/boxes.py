@@ -79,8 +79,6 @@ def generalized_iou(op: Builder, a: Boxes, b: Boxes) -> Value:
 def complete_iou(op: Builder, a: Boxes, b: Boxes) -> Value:
     """CIoU = IoU - d^2 / c^2 - v^2 / (v - IoU + 1), the factor v / (v - IoU + 1) without gradient.
 
-    d is the distance of the centres, c the diagonal of the box around both, and v = (2 / pi (atan w/h - atan w'/h'))^2.
-
     Source: Z. Zheng et al., "Distance-IoU Loss", AAAI 2020.
     """
     found = overlap(op, a, b)
@@ -104,16 +102,8 @@ def _aspect(op: Builder, boxes: Boxes) -> Value:
 def assign(op: Builder, cost: Value, active: Value) -> Value:
     """Emit the box [N, Q] of each slot, -1 for none: the assignment of least total cost, as many boxes as have slots.
 
-    The Hungarian method by shortest augmenting paths: the boxes of an image are added one after the other, and each is
-    joined by the path of least cost to a free slot. The images of a batch take their steps together.
-
     Source: R. Jonker, A. Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment
     problems", Computing 38, 1987.
-
-    Args:
-        op: The builder.
-        cost: Costs [N, M, Q] of boxes in slots, finite.
-        active: Booleans [N, M]; the others get no slot.
     """
     size = op.dimension(cost, 1)
     slots = op.dimension(cost, 2)
@@ -142,15 +132,7 @@ def assign(op: Builder, cost: Value, active: Value) -> Value:
 
 
 class _Search(NamedTuple):
-    """Shortest paths [N, K] from a box to slots.
-
-    Attributes:
-        distance: Length of the shortest path to each slot that was reached.
-        way: The slot before it on that path, -1 for none.
-        done: The slots whose distance is final.
-        low: Length [N, 1] of the path to the free slot.
-        sink: The free slot [N, 1], -1 for an image without a box.
-    """
+    """Shortest paths [N, K] from a box to slots."""
 
     distance: Value
     way: Value
@@ -160,17 +142,7 @@ class _Search(NamedTuple):
 
 
 def _search(op: Builder, cost: Value, first: Value, row: Value, here: Value, v: Value, taken: Value) -> _Search:
-    """Find the nearest free slot of a box, by Dijkstra's algorithm on reduced costs.
-
-    Args:
-        op: Builder of the loop over boxes.
-        cost: Costs [N M, K].
-        first: Row [N, 1] in ``cost`` of the first box of each image.
-        row: Number of the box, 0-d.
-        here: Whether each image has this box [N, 1].
-        v: Potentials of the slots [N, K].
-        taken: The box of each slot [N, K], -1 for none.
-    """
+    """Find the nearest free slot of a box, by Dijkstra's algorithm on reduced costs."""
     far = op.zeros_like(v) + float(np.finfo(v.dtype.numpy()).max) / 4
     nothing = taken * 0 - 1
     start = op.cast(here, ir.DataType.INT64) * 0

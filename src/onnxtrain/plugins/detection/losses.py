@@ -62,11 +62,7 @@ class DetectionLoss(ReducedLoss):
     def form_of(
         self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
     ) -> TargetForm:
-        """Return the form so far, where there is a row for each image.
-
-        Raises:
-            DataError: There is none.
-        """
+        """Return the form so far, where there is a row for each image."""
         if len(shape) == 3 and shape[1] == 0:
             raise DataError(f"{self.name} needs at least one row of targets per image; pad with a row of class -1.")
         return now
@@ -82,13 +78,7 @@ class DetectionLoss(ReducedLoss):
 
 @dataclass(frozen=True)
 class _Targets:
-    """The boxes of a batch, the centres and sizes in fractions of the image.
-
-    Attributes:
-        real: Booleans [N, M], False for padding.
-        label: The classes [N, M], 0 for padding.
-        sides: x, y, width and height [N, M], 0 for padding.
-    """
+    """The boxes of a batch, the centres and sizes in fractions of the image."""
 
     real: Value
     label: Value
@@ -289,16 +279,7 @@ class YOLO(DetectionLoss):
 
 @dataclass(frozen=True)
 class _Anchors:
-    """The predictions of anchors, in units of the first anchor's cells.
-
-    Attributes:
-        distances: Logits [N, A, 4, reg_max] of the distances to the left, the top, the right and the bottom.
-        logits: Logits [N, A, C] of the classes.
-        centre: x and y [N, A] of the centres.
-        size: Width and height [N, A] of the cells.
-        boxes: The predicted boxes [N, A].
-        unit: Width and height [N, 1] of the first anchor's cell, in fractions of the image.
-    """
+    """The predictions of anchors, in units of the first anchor's cells."""
 
     distances: Value
     logits: Value
@@ -332,11 +313,7 @@ class _Anchors:
 
 
 def _raw_head(model: ir.Model, output: ir.Value, sides: int) -> list[list[ir.Value]]:
-    """Find the raw head [N, channels, H, W] per grid: sides and classes together, or apart, the sides first.
-
-    Raises:
-        OptionError: There is none.
-    """
+    """Find the raw head [N, channels, H, W] per grid: sides and classes together, or apart, the sides first."""
     outputs = [value for value in model.graph.outputs if is_float(value) and len(dimensions(value) or ()) == 4]
     parts = list(_by_channels(outputs).values()) or _concatenated(output)
     channels = [_channels(part[0]) for part in parts]

@@ -24,14 +24,7 @@ _DUPLICATE: Final = 0.7
 
 
 class _Found(NamedTuple):
-    """Predicted boxes of some images, and the number of true ones.
-
-    Attributes:
-        labels: Classes [K].
-        scores: Scores [K].
-        right: Whether a box finds a true one, [K, thresholds].
-        true: The number of true boxes by class.
-    """
+    """Predicted boxes of some images, and the number of true ones."""
 
     labels: Array
     scores: Array
@@ -40,11 +33,7 @@ class _Found(NamedTuple):
 
 
 def detection_metric(metric_input: MetricInput, name: str, count: int) -> NamedMetric:
-    """Return a mean average precision over the first thresholds for the predictions of a loss.
-
-    Raises:
-        OptionError: The loss is not one of a detector.
-    """
+    """Return a mean average precision over the first thresholds for the predictions of a loss."""
     decode = metric_input.detections
     if decode is None:
         raise OptionError(

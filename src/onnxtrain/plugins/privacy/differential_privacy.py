@@ -78,13 +78,7 @@ class DP:
 
 @dataclass(frozen=True)
 class PrivateSteps:
-    """Result of differentially private steps.
-
-    Attributes:
-        steps: Number of steps.
-        sampling: Probability that a step samples an example.
-        loss: Mean loss of the sampled examples before the updates. It is not private: do not publish it.
-    """
+    """Result of differentially private steps."""
 
     steps: int
     sampling: float
@@ -94,23 +88,7 @@ class PrivateSteps:
 def fit_privately(
     trainer: Trainer, data: Any, dp: DP, *, target: str | None = None, epochs: int = 1, batch_size: int = 32
 ) -> PrivateSteps:
-    """Train for a number of epochs, with examples sampled independently for each step.
-
-    Gradients are computed and clipped one example at a time, so a step costs as much as one step per example.
-
-    Args:
-        trainer: A trainer with at least two micro-batches (``accumulate=2``), which separates the sum of gradients
-            from the update.
-        data: Training data in arrays.
-        dp: Noise and bound on gradients.
-        target: Name of the target in a file with several arrays left.
-        epochs: Expected number of times that an example is sampled.
-        batch_size: Expected number of examples per step.
-
-    Raises:
-        OptionError: Batch normalization would compute statistics of the data without noise.
-        DataError: The data is not in arrays, or has fewer examples than a batch.
-    """
+    """Train for a number of epochs, with examples sampled independently for each step."""
     with trainer.executor.states.training("fit_privately"):
         return _fit(
             trainer, _checked(trainer, trainer.open_data(data, target=target), batch_size), dp, epochs, batch_size

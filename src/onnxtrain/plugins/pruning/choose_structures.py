@@ -40,13 +40,6 @@ def removal_order(
     The importance of a structure is the spread that it adds to the results of the layers that read it, or without
     examples the norm of its weights. Both are divided by the mean of the layer, tensor by tensor, since layers differ
     in scale.
-
-    Args:
-        structures: The structures of a model.
-        kinds: Which kinds may go.
-        spreads: Standard deviation of each channel of the layers' inputs, by the inputs' names; by default all alike.
-        by_layer: Compare structures within their layer only, so that every layer loses the same fraction.
-        seed: Order them randomly instead.
     """
     candidates = structures.tagged(kinds)
     if not candidates.size:
@@ -67,12 +60,7 @@ def removal_order(
 
 
 def in_vectors(structures: Structures, removed: list[int]) -> list[int]:
-    """Return the removed structures without the channels that would be padded anyway, so that they can stay.
-
-    Args:
-        structures: The structures of a model.
-        removed: Those to remove, the least important first. The most important ones stay.
-    """
+    """Return the removed structures without the channels that would be padded anyway, so that they can stay."""
     rank = np.full(len(structures.roots), -1)
     rank[removed] = np.arange(len(removed))
     axes = [axis for axis in structures.made("channels") if (rank[axis] >= 0).any()]
@@ -93,13 +81,7 @@ def in_vectors(structures: Structures, removed: list[int]) -> list[int]:
 
 
 def first_reaching(order: list[int], structures: Structures, cost: Cost, most: float) -> list[int]:
-    """Return the beginning of an order whose removal brings the cost to a value or below.
-
-    Convolutions keep channels in whole vectors where that reaches the value.
-
-    Raises:
-        OptionError: All of them together do not reach it.
-    """
+    """Return the beginning of an order whose removal brings the cost to a value or below."""
 
     def left(removed: list[int]) -> float:
         return cost(structures.kept(removed))

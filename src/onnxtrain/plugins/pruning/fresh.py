@@ -16,17 +16,6 @@ from onnxtrain.parameters.readers import read_through_identity
 def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Sample new initial values of parameters.
 
-    Weights of linear layers and convolutions, and other tensors with several axes such as position embeddings, are
-    normal with variance 2 / fan-in (He initialization). Scales, of any shape, are 1, and biases 0.
-
-    Args:
-        model: The model, whose nodes tell the use of each parameter.
-        parameters: The current values by name.
-        seed: Seed of the generator.
-
-    Returns:
-        Values by name, with the types and shapes of the current ones.
-
     Source: K. He, X. Zhang, S. Ren, J. Sun, "Delving Deep into Rectifiers", ICCV 2015.
     """
     generator = np.random.default_rng(seed)

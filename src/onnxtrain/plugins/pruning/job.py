@@ -52,11 +52,7 @@ class PruningWarning(UserWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(PruneOptions):
-    """The options of a pruning, with its update rules chosen.
-
-    Raises:
-        OptionError: An argument is outside its range, or two contradict each other.
-    """
+    """The options of a pruning, with its update rules chosen."""
 
     optimizer: Optimizer
     fine_tune_optimizer: Optimizer
@@ -119,17 +115,7 @@ class Plan(PruneOptions):
 
 
 class Job:
-    """One pruning.
-
-    Args:
-        plan: The settings.
-        model: The model.
-        loss: The loss.
-        target: Name of the target array.
-        options: Further arguments of the trainers.
-        say: Called with a line after every epoch and cut.
-        display: Shows the steps.
-    """
+    """One pruning."""
 
     def __init__(
         self,

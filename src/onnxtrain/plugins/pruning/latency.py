@@ -14,17 +14,7 @@ _FREE_SIZES = (1, 8, 16, 32, 64, 224)
 
 
 def speedup(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
-    """Return the time of the first model over that of the second, for one example.
-
-    Each runs in one thread: with several, those of the session that waits disturb the other one.
-
-    Args:
-        before: The original model.
-        after: The model to compare it with; it has the same inputs.
-
-    Raises:
-        OptionError: The model does not run on random inputs.
-    """
+    """Return the time of the first model over that of the second, for one example."""
     sessions = [_session(before), _session(after)]
     feeds = _feeds(before, sessions[0])
     first, second = times_in_turns(sessions[0], sessions[1], feeds)

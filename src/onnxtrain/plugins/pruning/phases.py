@@ -53,18 +53,7 @@ def _readable_again(data: Any) -> Any:
 
 
 class Phases:
-    """The data of a pruning, and the trainings on them.
-
-    Args:
-        trainer: A trainer of the model.
-        data: Training data; an iterator, which can be read only once, is kept in memory.
-        validation: Data to measure on, or the fraction of the training data to hold out.
-        settings: Batch size and seed.
-        target: Name of the target array.
-        slower: Lower the learning rate where a training does harm; False for a rate that the user chose.
-        say: Called with a line after every epoch and cut.
-        display: Shows the steps.
-    """
+    """The data of a pruning, and the trainings on them."""
 
     def __init__(
         self,
@@ -136,24 +125,8 @@ class Phases:
     ) -> Trainer:
         """Return a new trainer that has trained from the weights of another one.
 
-        Where nothing is cut, it ends at its best point, after learning rates that fall.
-
         Where the default optimizer diverges, or loses what the model had learned, the training starts again at a third
         of the learning rate.
-
-        Args:
-            start: The trainer with the first weights.
-            phase: "training", in which cuts are made, "dense training" or "fine-tuning".
-            optimizer: The update rule.
-            epochs: Number of epochs; with 0 the result is ``start``.
-            schedule: Learning rates, or ``None`` for the default.
-            callbacks: Makes callbacks of a trainer.
-            enough: A result at which a fine-tuning may end early.
-            **changes: Settings of the new trainer that differ.
-
-        Raises:
-            NumericalError: The loss of a training with cuts became NaN or infinite with the user's learning rate, or
-                with the lowest one.
         """
         if not epochs:
             return start

@@ -236,11 +236,7 @@ def _known(method: Method) -> Method:
 
 
 def _promoting(optimizer: Optimizer, block: tuple[int, int]) -> Optimizer:
-    """Add sparsity promotion to an optimizer that lacks it, by the blocks of the cut.
-
-    Raises:
-        OptionError: The optimizer does not support it.
-    """
+    """Add sparsity promotion to an optimizer that lacks it, by the blocks of the cut."""
     modifier = optimizer.sparsity_modifier
     if isinstance(optimizer, SSGD) and optimizer.promotes_sparsity:
         return replace(optimizer, block=block)
@@ -253,11 +249,7 @@ def _promoting(optimizer: Optimizer, block: tuple[int, int]) -> Optimizer:
 
 
 def _pair_of(n_m: object) -> tuple[int, int] | None:
-    """Return n and m.
-
-    Raises:
-        OptionError: They are not two integers.
-    """
+    """Return n and m."""
     if n_m is None:
         return None
     pair = tuple(n_m) if isinstance(n_m, (tuple, list)) else ()

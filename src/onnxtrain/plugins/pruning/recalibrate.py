@@ -33,16 +33,7 @@ Statistics = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer or convolution whose weight no other node reads.
-
-    Attributes:
-        adds: The node that adds the bias; the same one that has the weight where that does.
-        slot: Input slot of the bias.
-        weight: Name of the stored weight.
-        bias: The bias, if there is one.
-        outputs: Axis of the stored weight along which the outputs lie.
-        reduced: Axes of the result to summarize; ``None`` where the channels are its last axis.
-    """
+    """A linear layer or convolution whose weight no other node reads."""
 
     adds: onnx.NodeProto
     slot: int
@@ -68,13 +59,6 @@ def recalibrated(
 
     Removed inputs of a layer shift and shrink its outputs, which fine-tuning would have to repair first. The layers are
     corrected in their order, each for inputs that are corrected already.
-
-    Args:
-        before: The model before the removal.
-        after: The smaller model; values have the same names.
-        stays: Returns for a value's name and its axis of channels which of these stay, or ``None`` for all.
-        feeds: Inputs of one batch of examples.
-        frozen: Names of weights that stay as they are.
     """
     corrected = onnx.ModelProto()
     corrected.CopyFrom(after)
@@ -102,13 +86,7 @@ def recalibrated(
 def spreads_of(
     model: onnx.ModelProto, names: Collection[str], feeds: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Return the standard deviation of each channel of the inputs of linear layers and convolutions.
-
-    Args:
-        model: The model.
-        names: The inputs' names.
-        feeds: Inputs of one batch of examples.
-    """
+    """Return the standard deviation of each channel of the inputs of linear layers and convolutions."""
     copy = _copied(model)
     made = {name for node in copy.graph.node for name in node.output}
     readers = layers(infer_shapes(ir.from_proto(model)).graph)
@@ -241,13 +219,7 @@ def _outputs(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np
 
 @dataclass(frozen=True)
 class _Measured:
-    """A value whose channels are measured.
-
-    Attributes:
-        name: Its name; what is measured gets names that begin with it.
-        reduced: Axes to summarize; ``None`` where the channels are the last axis.
-        source: The value to read, if that has another name.
-    """
+    """A value whose channels are measured."""
 
     name: str
     reduced: tuple[int, ...] | None

@@ -32,14 +32,7 @@ DEFAULT_OPTIMIZER: Final = SSGD(learning_rate=0.025, alpha=0.9, max_scale=5.0, r
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a pruning: training with cuts, then fine-tuning under the last mask.
-
-    Attributes:
-        sparsity: The sparsity of its last cut; ``None`` where a search finds it.
-        epochs: Epochs of the training.
-        rounds: Number of cuts, spread evenly over the training.
-        fine_tune_epochs: Epochs of the fine-tuning.
-    """
+    """A part of a pruning: training with cuts, then fine-tuning under the last mask."""
 
     sparsity: float | None
     epochs: int
@@ -60,14 +53,6 @@ def choose_stages(
 
     Otherwise each stage multiplies the compression by at most three, since accuracy is lost in the last cuts, and
     training and fine-tuning between them recover it.
-
-    Args:
-        sparsity: The sparsity of the result; ``None`` where a search finds it.
-        zeros: The sparsity of the given model.
-        examples: Number of training examples, if known.
-        epochs: As given.
-        rounds: As given.
-        fine_tune_epochs: As given.
 
     Example:
         >>> chosen = dict(zeros=0.0, examples=60_000, epochs=None, rounds=None, fine_tune_epochs=None)
@@ -118,12 +103,7 @@ def choose_batch_size(examples: int | None) -> int:
 
 
 def choose_schedule(steps: int | None, *, falling: bool) -> str:
-    """Return the learning-rate schedule of a training: after a warm-up a constant rate, or a cosine to zero.
-
-    Args:
-        steps: Number of steps, if known.
-        falling: True for a cosine.
-    """
+    """Return the learning-rate schedule of a training: after a warm-up a constant rate, or a cosine to zero."""
     shape = "cosine" if falling else "constant"
     return f"warmup(0.05)+{shape}" if steps is not None and steps >= _WARMED else shape
 

@@ -14,16 +14,7 @@ from onnxtrain.plugins.pruning.thresholds import Probe
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Result of the pruning for one tensor.
-
-    Attributes:
-        name: Its name.
-        shape: Its shape.
-        size: Number of elements.
-        non_zeros: Number of non-zero elements.
-        threshold: Smallest magnitude that survived the cut; infinite if none did.
-        max_scale: Largest scale s of a step before the last cut; ``None`` without sparsity promotion.
-    """
+    """Result of the pruning for one tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,36 +39,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PruneRecord:
-    """Settings and results of a pruning.
-
-    Attributes:
-        method: "ssgd", "magnitude" or "random".
-        optimizer: Update rule of the training.
-        allocation: "uniform", "global" or "flops".
-        block: (outputs, inputs) of the blocks of weights.
-        n_m: (n, m) where n of each m weights remain, or ``None``.
-        metric: "accuracy", or "loss" for a model that does not classify; all accuracies below are then losses.
-        measured_on: "validation data" or "training data".
-        accuracy_before: Accuracy of the given model.
-        accuracy_trained: Accuracy before the last cut.
-        accuracy_after: Accuracy of the result.
-        layers: One row per pruned tensor.
-        points: Accuracy after each cut, without fine-tuning.
-        curve: Accuracies of alternatives to the last cut at other sparsities, without fine-tuning.
-        probes: The sparsities that the search for ``accuracy_drop`` tried.
-        masks: By tensor, true for the remaining weights.
-        given: The weights of the given model.
-        values: Final values of the trained initializers, zeros included.
-        file: The given model.
-        names: Column names and class labels of the data.
-        structure: The kinds of structures that were removed; empty for single weights. ``file`` is then the smaller
-            model, ``masks`` and ``given`` belong to the given one, and a row's ``non_zeros`` are its remaining weights.
-        removed_structures: How many were removed.
-        multiply_adds: Multiply-adds of matmuls and convolutions before and after; free axes count once.
-        speedup: The time of the trained model over that of the smaller one, for one example.
-        stops: Operators through which structures could not be followed, each with the reason.
-        shortfall: What the result lacks of what may be expected, in a sentence; "" where it lacks nothing.
-    """
+    """Settings and results of a pruning."""
 
     method: str
     optimizer: str

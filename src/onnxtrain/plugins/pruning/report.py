@@ -186,12 +186,7 @@ class PruneResult(PruneRecord):
 
 
 def check_report_folder(folder: str | os.PathLike[str]) -> None:
-    """Check before a pruning that its report can be written, and create the folder.
-
-    Raises:
-        OptionError: The path is a file, or its parent does not exist.
-        ModelError: The folder is not writable.
-    """
+    """Check before a pruning that its report can be written, and create the folder."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise OptionError(f"report is {str(path)!r}, which is a file; it needs a folder.")

@@ -100,11 +100,7 @@ def sparse_model(
 
 
 def _fitting(array: np.ndarray, tensor: TensorProto) -> np.ndarray:
-    """Cast a new value to its initializer's type.
-
-    Raises:
-        ModelError: It has another shape, or a type that cannot be cast.
-    """
+    """Cast a new value to its initializer's type."""
     if array.shape != tuple(tensor.dims):
         raise ModelError(
             f"The initializer {tensor.name!r} has shape {tuple(tensor.dims)}, but its new value {array.shape}."

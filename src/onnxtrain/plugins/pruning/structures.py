@@ -38,11 +38,7 @@ _TRIES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class StructurePlan(PruneOptions):
-    """The options of a structured pruning, with its update rules chosen.
-
-    Raises:
-        OptionError: An argument is outside its range, or two contradict each other.
-    """
+    """The options of a structured pruning, with its update rules chosen."""
 
     structure: tuple[Structure, ...]
     optimizer: Optimizer
@@ -77,11 +73,7 @@ class StructurePlan(PruneOptions):
                 raise OptionError(f"{name} is {given_epochs}; it needs a number of at least 0.")
 
     def order(self, structures: Structures, spreads: Mapping[str, np.ndarray] | None = None) -> list[int]:
-        """Return the structures that may go, the first to go first.
-
-        Raises:
-            OptionError: There are none.
-        """
+        """Return the structures that may go, the first to go first."""
         random = self.seed if self.method == "random" else None
         by_layer = self.allocation == "uniform"
         order = removal_order(structures, self.structure, spreads=spreads, by_layer=by_layer, seed=random)
@@ -95,11 +87,7 @@ class StructurePlan(PruneOptions):
         )
 
     def check(self, model: onnx.ModelProto) -> None:
-        """Refuse a model from which the target cannot be removed, before it is trained.
-
-        Raises:
-            OptionError: There is nothing to remove, or the target cannot be reached.
-        """
+        """Refuse a model from which the target cannot be removed, before it is trained."""
         structures = find_structures(Working(model).model)
         order = self.order(structures)
         if self.speedup is None:
@@ -110,15 +98,7 @@ class StructurePlan(PruneOptions):
     def choose(
         self, trained: onnx.ModelProto, feeds: Mapping[str, np.ndarray]
     ) -> tuple[list[int], Structures, float | None]:
-        """Return the structures to remove from a trained model, all of its structures, and the speed-up if measured.
-
-        Args:
-            trained: The model.
-            feeds: Inputs of examples, on which the layers' inputs are measured.
-
-        Raises:
-            OptionError: The target cannot be reached.
-        """
+        """Return the structures to remove from a trained model, all of its structures, and the speed-up if measured."""
         structures = find_structures(Working(trained).model)
         measured = spreads_of(without(trained, ()), {name for name, *_ in structures.read()}, feeds)
         order = self.order(structures, measured)
@@ -137,11 +117,7 @@ class StructurePlan(PruneOptions):
     def _all_of(
         self, trained: onnx.ModelProto, order: list[int], structures: Structures
     ) -> tuple[Callable[[int], list[int]], Callable[[int], float]]:
-        """Return functions of the beginning of an order to remove: its structures, and the speed-up without them.
-
-        Raises:
-            OptionError: Without all of them the model is not fast enough.
-        """
+        """Return functions of the beginning of an order to remove: its structures, and the speed-up without them."""
         assert self.speedup is not None
         best = 0.0
         for chosen in (lambda count: in_vectors(structures, order[:count]), lambda count: order[:count]):
@@ -184,15 +160,7 @@ def without(model: onnx.ModelProto, removed: Sequence[int]) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class _Smaller:
-    """A model without some of its structures, ready for fine-tuning.
-
-    Attributes:
-        tuner: A trainer of it.
-        structures: All structures of the larger model.
-        removed: Those that are gone.
-        speedup: The time of the larger model over its own.
-        accuracy: Its accuracy.
-    """
+    """A model without some of its structures, ready for fine-tuning."""
 
     tuner: Trainer
     structures: Structures
@@ -213,11 +181,7 @@ def prune_structures(
     say: Callable[[str], None],
     display: Display,
 ) -> PruneResult:
-    """Train, remove structures, and fine-tune the smaller model.
-
-    Raises:
-        OptionError: There is nothing to remove, the target cannot be reached, or the options have masks.
-    """
+    """Train, remove structures, and fine-tune the smaller model."""
     if options.get("masks") is not None:
         raise OptionError("masks= holds single weights at zero, structure= removes whole structures; give one of them.")
     given = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)

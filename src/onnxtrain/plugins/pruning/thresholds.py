@@ -17,14 +17,7 @@ Weights = Mapping[str, np.ndarray]
 
 
 class Steps(NamedTuple):
-    """Steps of a search.
-
-    Attributes:
-        probes: Largest number of sparsities to try.
-        precision: The search ends when the densities on both sides of the bound are within this factor.
-        most: Most that a step divides the density by.
-        fine_tuned: True if the model is fine-tuned at each sparsity.
-    """
+    """Steps of a search."""
 
     probes: int
     precision: float
@@ -38,12 +31,7 @@ FINE_TUNED = Steps(probes=16, precision=1.1, most=2.0, fine_tuned=True)
 
 @dataclass(frozen=True)
 class Cut:
-    """The weights that survive a cut.
-
-    Attributes:
-        masks: By tensor, true for the remaining weights.
-        thresholds: By tensor, the smallest remaining magnitude; infinite if none remains.
-    """
+    """The weights that survive a cut."""
 
     masks: dict[str, np.ndarray]
     thresholds: dict[str, float]
@@ -80,8 +68,6 @@ def check_sparsity(sparsity: float) -> None:
 def cubic(final: float, part: int, parts: int, *, first: float = 0.0) -> float:
     """Cubic schedule: the sparsity of cut ``part`` of ``parts``, steep at first, flat at the end.
 
-    s = final + (first − final) (1 − part / parts)³
-
     Source: M. Zhu, S. Gupta, "To prune, or not to prune: exploring the efficacy of pruning for model compression",
     ICLR Workshop 2018.
 
@@ -94,17 +80,7 @@ def cubic(final: float, part: int, parts: int, *, first: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class Form:
-    """The weights that a cut keeps or removes together, and how sparse each tensor becomes.
-
-    Attributes:
-        block: (outputs, inputs) of a block of a weight matrix.
-        n_m: Of each m successive inputs of an output, n remain; ``None`` without such a rule.
-        allocation: "global" ranks the weights of all tensors together, "uniform" gives each tensor the same sparsity,
-            and "flops" ranks them together by magnitude over the fourth root of a weight's multiplications for an
-            example, so that more are removed where each costs more.
-        layouts: By tensor, its outputs and inputs, for blocks, n of m and "flops".
-        held: By tensor, false at weights that are zero already and stay so: a block costs its other weights only.
-    """
+    """The weights that a cut keeps or removes together, and how sparse each tensor becomes."""
 
     block: tuple[int, int] = (1, 1)
     n_m: tuple[int, int] | None = None
@@ -124,8 +100,6 @@ SINGLE = Form()
 
 def magnitude_cut(weights: Weights, sparsity: float, form: Form = SINGLE) -> Cut:
     """Keep the weights of largest magnitude, or the blocks of largest norm.
-
-    Exactly round((1 − sparsity) · size) weights remain, with blocks at most as many; of equal ones, the first.
 
     Example:
         >>> magnitude_cut({"w": np.array([1.0, -3.0, 0.5, 2.0])}, 0.5).masks["w"]
@@ -255,18 +229,6 @@ def search(
     """Find a sparse cut whose accuracy is at least ``bound``, by bisection over the logarithm of the density.
 
     If accuracy does not fall monotonically with sparsity, a sparser cut may keep the bound, too.
-
-    Args:
-        cut_at: Computes the cut at a sparsity.
-        accuracy_of: Measures the accuracy of a cut.
-        bound: The accuracy to keep.
-        size: Number of weights.
-        least: The sparsity of the current weights; its cut is accepted without a measurement.
-        steps: How far and how long to search.
-        accept: Called with each cut that keeps the bound.
-
-    Returns:
-        The cut, and the sparsities tried, in order.
     """
     best = cut_at(least)
     dense, sparse = 1 - least, 1 / size  # densities: an accepted one, and the lowest possible one

@@ -62,17 +62,7 @@ _ZERO = "onnxtrain.plugins.sparse.no_residual"
 
 @dataclass(frozen=True)
 class SparseLayer:
-    """A layer that was considered.
-
-    Attributes:
-        name: The name of its MatMul, Gemm or Conv, or of its result.
-        operator: ``"MatMul"``, ``"Gemm"`` or ``"Conv"``.
-        sparsity: The fraction of its weights that are zero.
-        block: Outputs that share an index: 1, 4 or 16.
-        speedup: Time of the dense layer by time of the sparse one, on this machine with one thread; ``None`` if there
-            are too few zeros to try.
-        compiled: Whether the layer became sparse.
-    """
+    """A layer that was considered."""
 
     name: str
     operator: str
@@ -84,13 +74,7 @@ class SparseLayer:
 
 @dataclass(frozen=True)
 class SparseModel:
-    """The result of :func:`compile_sparse`.
-
-    Attributes:
-        layers: All layers with constant weights.
-        speedup: Time of the given model by time of the written one, on this machine with one thread.
-        removed_units: Outputs of layers that were taken out, since they were constant or nothing read them.
-    """
+    """The result of :func:`compile_sparse`."""
 
     layers: tuple[SparseLayer, ...]
     speedup: float
@@ -246,11 +230,7 @@ def _shapes(proto: onnx.ModelProto) -> dict[str, Shape | None]:
 
 
 def _feeds(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Return random inputs.
-
-    Raises:
-        OptionError: A dynamic dimension has no size, or an unknown one has; a size is not positive.
-    """
+    """Return random inputs."""
     for name, given in sizes.items():
         if not isinstance(given, (int, np.integer)) or isinstance(given, bool) or given < 1:
             raise OptionError(f"The size of {name!r} is {given!r}; it needs an integer of at least 1.")

@@ -23,16 +23,7 @@ _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxP
 
 
 def without_empty_units(proto: onnx.ModelProto, shapes: Mapping[str, Shape | None]) -> onnx.ModelProto:
-    """Return the model without units (outputs of a layer, with all that belongs to them) that have no effect.
-
-    The result of a unit without weights is a constant, which goes into the bias of the layers that read it. Units
-    that no layer reads, even indirectly, are removed with :func:`onnxtrain.shrink`. The results stay the same within
-    rounding.
-
-    Args:
-        proto: A model in which functions are inlined; it is not changed.
-        shapes: The shapes of its values.
-    """
+    """Return the model without units (outputs of a layer, with all that belongs to them) that have no effect."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     if not _Units(made, shapes).clear():

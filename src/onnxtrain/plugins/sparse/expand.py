@@ -23,11 +23,7 @@ _WINDOWS = ("kernel_shape", "strides", "pads", "dilations")
 
 
 def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with standard operators for its compiled layers, or the model itself if it has none.
-
-    Raises:
-        ModelError: Packed weights, or the padding of neighbours, do not fit together.
-    """
+    """Return the model with standard operators for its compiled layers, or the model itself if it has none."""
     own = [node for node in proto.graph.node if node.domain == ONNXTRAIN_DOMAIN]
     layers = [node for node in own if node.op_type in (LINEAR, CONV, POOLED)]
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
@@ -89,10 +85,6 @@ def _read_as_given(graph: onnx.GraphProto) -> None:
 
 def dense_matrix(values: np.ndarray, deltas: np.ndarray, shape: list[int]) -> np.ndarray:
     """Return the matrix [outputs, depth] of packed weights.
-
-    Raises:
-        ValueError: The shape is no [block rows, depth, block], is too large for the values, or they do not fit it.
-        IndexError: A delta leads beyond the shape.
 
     Example:
         >>> packed = np.array([[2], [3]], np.float32), np.array([1, 4], np.uint16)

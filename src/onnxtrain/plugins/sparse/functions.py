@@ -93,15 +93,6 @@ _BODIES = {
 
 
 def function(operator: str, opset: int) -> onnx.FunctionProto:
-    """Return the function of an operator for a model of an opset.
-
-    ``x_pads``, ``y_pads`` and ``residual_pads`` say how the kernels of convolutions exchange images, and
-    ``x_panel`` and ``y_panel`` how those of linear layers exchange rows; the functions exchange both as they
-    are.
-
-    Args:
-        operator: ``LINEAR``, ``CONV``, ``POOLED`` or ``TRANSPOSE``.
-        opset: The model's opset.
-    """
+    """Return the function of an operator for a model of an opset."""
     made: onnx.FunctionProto = parser.parse_function(_BODIES[operator].replace("OPSET", str(opset)))
     return made

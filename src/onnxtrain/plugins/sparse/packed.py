@@ -18,14 +18,7 @@ _LARGEST_DELTA = np.iinfo(np.uint16).max
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A matrix [outputs, depth] as blocks.
-
-    Attributes:
-        values: [blocks, block], float32.
-        deltas: [blocks], uint16: differences of the blocks' flat indices in [outputs / block, depth].
-        outputs: Rows of the matrix.
-        depth: Columns of the matrix.
-    """
+    """A matrix [outputs, depth] as blocks."""
 
     values: np.ndarray
     deltas: np.ndarray

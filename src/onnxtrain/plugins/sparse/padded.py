@@ -16,14 +16,7 @@ Pads = tuple[int, ...]
 
 
 def with_padded_images(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return the model with results of sparse and pooled convolutions written with the padding that readers need.
-
-    Only sparse convolutions read such a result: their kernels exchange it with zeros around it, their functions
-    without. ``None`` if there is none.
-
-    Args:
-        proto: A model whose nodes ``SparseConv`` and ``ConvReluMaxPool`` pad no result; it is not changed.
-    """
+    """Return the model with results of sparse and pooled convolutions written with the padding that readers need."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     graph = made.graph
@@ -72,15 +65,7 @@ def _like_residuals(layers: Iterable[onnx.NodeProto], results: set[str], found: 
 
 
 def check_padded_images(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> None:
-    """Check that sparse convolutions read images with the padding that others write.
-
-    Args:
-        graph: The graph.
-        layers: Its sparse layers.
-
-    Raises:
-        ValueError: They do not, or another node reads a padded image.
-    """
+    """Check that sparse convolutions read images with the padding that others write."""
     given = {node.output[0]: attributes(node) for node in layers if node.op_type in (CONV, POOLED)}
     layers = [node for node in layers if node.op_type == CONV]
     padded = {y: pads for y, values in given.items() if any(pads := values.get("y_pads", ()))}

@@ -20,14 +20,7 @@ has these strides."""
 
 
 def with_pooled_convolutions(proto: onnx.ModelProto, shapes: Mapping[str, Shape | None]) -> onnx.ModelProto | None:
-    """Return the model with dense convolutions, their Relu and MaxPool as one node each; ``None`` if there is none.
-
-    A MaxPool has windows of 2 or 3 elements along each of two axes, and strides of 2.
-
-    Args:
-        proto: A model with functions of the domain ``onnxtrain``; it is not changed.
-        shapes: Shapes of its values.
-    """
+    """Return the model with dense convolutions, their Relu and MaxPool as one node each; ``None`` if there is none."""
     search = LayerSearch(proto.graph, shapes)
     found = [(layer, pool) for layer in search.layers() if (pool := _pool(search, layer)) is not None]
     if not found:

@@ -25,10 +25,6 @@ def with_transposed_rows(proto: onnx.ModelProto, shapes: Mapping[str, Shape | No
     A layer writes its result transposed where only other layers and elementwise operators in front of these read it.
     What several layers read is transposed once. Only the kernels do so: the functions ignore it. ``None`` if there is
     nothing to exchange.
-
-    Args:
-        proto: A model whose nodes of the operator ``SparseLinear`` exchange rows as they are; it is not changed.
-        shapes: Shapes of its values.
     """
     made = onnx.ModelProto()
     made.CopyFrom(proto)

@@ -111,13 +111,7 @@ def _checked(working: Working, masks: Mapping[str, np.ndarray]) -> dict[str, np.
 
 
 def _staying(structures: Structures, held: list[int], *, refused: bool) -> str:
-    """Describe the structures that are masked and stay.
-
-    Args:
-        structures: All structures.
-        held: Those that are masked and locked.
-        refused: Raise OptionError for one that would change the shape of an output.
-    """
+    """Describe the structures that are masked and stay."""
     reasons: dict[str, int] = {}
     for root in held:
         reason = structures.locked[root]

@@ -112,14 +112,7 @@ class ChatData(ExampleSource):
 
 
 def with_texts(source: Any, folder: str | os.PathLike[str] | None, *, rows: bool) -> Any:
-    """Return texts as `ChatData` with the tokenizer of a model's folder; any other data as they are.
-
-    Args:
-        source: The data.
-        folder: Folder of the model; ``None`` for a model in memory.
-        rows: Whether tables and lists with columns of texts are rows of texts, since the model learns texts; a
-            ``.jsonl`` file always holds them.
-    """
+    """Return texts as `ChatData` with the tokenizer of a model's folder; any other data as they are."""
     if not isinstance(source, ChatData) and (holds_texts(source) if rows else is_json_lines(source)):
         source = ChatData(source)
     if isinstance(source, ChatData) and source.tokenizer is None and folder is not None:
@@ -128,21 +121,7 @@ def with_texts(source: Any, folder: str | os.PathLike[str] | None, *, rows: bool
 
 
 class TokenRows:
-    """The tokens of all rows of a source, and whether each is learned.
-
-    Args:
-        data: The source with its options.
-        tokenizer: The tokenizer.
-        limit: Tokens at which a row is cut; ``None`` for no limit.
-
-    Attributes:
-        hints: Sentences about rows that were cut or left out.
-        read: Number of rows of the source.
-        kept: Their indices without those that were left out.
-
-    Raises:
-        DataError: A row cannot be read, or none has a token to learn.
-    """
+    """The tokens of all rows of a source, and whether each is learned."""
 
     def __init__(self, data: ChatData, tokenizer: ChatTokenizer, limit: int | None) -> None:
         ids, learned = GrowingArray((), np.dtype(np.int32)), GrowingArray((), np.dtype(bool))
@@ -228,18 +207,7 @@ def _fixed_length(specs: Sequence[TensorSpec]) -> int | None:
 
 
 class ChatExamples:
-    """Rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row.
-
-    Args:
-        tokens: The rows.
-        specs: Requirements of the model's inputs.
-        length: Tokens of all rows; ``None`` for the longest of a batch.
-        padding: Padding id.
-        need_target: Return labels, too.
-
-    Raises:
-        DataError: The inputs are not those of a language model.
-    """
+    """Rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row."""
 
     def __init__(
         self, tokens: TokenRows, specs: Sequence[TensorSpec], length: int | None, padding: int, *, need_target: bool

@@ -112,11 +112,7 @@ class Group(NamedTuple):
 
 
 def read_groups(source: Any, kind: str) -> Iterator[Group]:
-    """Read the examples of a source.
-
-    Raises:
-        DataError: A row lacks columns, or a value has another type.
-    """
+    """Read the examples of a source."""
     name, forms = name_of(source), FORMS[kind]
     columns = (*dict.fromkeys(column for form in forms for column in form), *_MORE)
     for label, row in read_records(source, forms, columns):
@@ -251,26 +247,7 @@ def _number(given: Any, name: str, label: str) -> float:
 
 
 class GroupTokens:
-    """The tokens of all rows of all examples.
-
-    Args:
-        data: The source with its options.
-        kind: The kind of rows, a key of `FORMS`.
-        tokenizer: The tokenizer.
-        limit: Tokens at which a row is cut.
-        paired: Consecutive examples among which judged answers are exchanged; 0 or 1 for all.
-
-    Attributes:
-        kind: The kind of rows.
-        limit: Tokens at which a row is cut.
-        numbers: Margins or labels, one for each row or one for each example.
-        hints: Sentences about rows that were cut or left out.
-        read: Number of rows of the source.
-        kept: Their indices without those that were left out.
-
-    Raises:
-        DataError: A row cannot be read, or none has anything to learn.
-    """
+    """The tokens of all rows of all examples."""
 
     def __init__(self, data: ComparisonData, kind: str, tokenizer: ChatTokenizer, limit: int, paired: int = 0) -> None:
         self.kind, self.limit, self.paired = kind, limit, paired
@@ -356,11 +333,7 @@ class GroupTokens:
         return all(len(ids) for ids, _, _ in rows)
 
     def check_comparable(self, name: str) -> None:
-        """Refuse rows that a loss cannot compare with anything; they can be predicted only.
-
-        Raises:
-            DataError: The only query has one document in each row, or every query has one.
-        """
+        """Refuse rows that a loss cannot compare with anything; they can be predicted only."""
         if self.kind == "embeddings" and self._counts[0] == 2 and not self.numbers.any():
             raise DataError(
                 f"{name} has one query, but multiple_negatives compares a query with the documents of others; it needs "
@@ -433,13 +406,7 @@ def _hints(name: str, kind: str, read: int, cut: int, left_out: int, limit: int)
 
 
 class Comparisons(ExampleSource):
-    """`ComparisonData` for the rows that a loss reads.
-
-    Args:
-        data: The source with its options.
-        kind: The kind of rows, a key of `FORMS`.
-        has_reference: Whether the loss compares with predictions of a reference.
-    """
+    """`ComparisonData` for the rows that a loss reads."""
 
     def __init__(self, data: ComparisonData, kind: str, *, has_reference: bool) -> None:
         self.data, self.kind, self.has_reference = data, kind, has_reference
@@ -482,19 +449,7 @@ class Comparisons(ExampleSource):
 
 
 class GroupExamples:
-    """Groups of rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row.
-
-    Args:
-        tokens: The rows.
-        specs: Requirements of the inputs.
-        length: Tokens of all rows; ``None`` for the longest of a batch.
-        padding: Padding id.
-        reference: Predictions of the reference, for losses that compare with it.
-        need_target: Return targets, too.
-
-    Raises:
-        DataError: The inputs are not those of a language model.
-    """
+    """Groups of rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row."""
 
     def __init__(
         self,

@@ -40,11 +40,7 @@ class TextFlags(DataFlags):
     ] = None
 
     def read(self, path: str, loss: str | None) -> Any:
-        """Return chats, texts for ``next_token``, or texts to compare; ``None`` for other data.
-
-        Raises:
-            OptionError: A setting is for another kind of data.
-        """
+        """Return chats, texts for ``next_token``, or texts to compare; ``None`` for other data."""
         from onnxtrain.data import CsvFile
         from onnxtrain.data.csv_file import CSV_SUFFIXES
         from onnxtrain.plugins.text import ChatData, ComparisonData
@@ -87,11 +83,7 @@ class SampleFlags(FitFlags):
     sample_tokens: Annotated[int | None, Parameter(help="Maximum tokens of a sample.  [default: 64]")] = None
 
     def callbacks(self, reading: DataFlags, shown: Progress) -> list[Callback]:
-        """Return the callback that shows the samples, if there are prompts.
-
-        Raises:
-            OptionError: A setting is given without a prompt, or is not accepted.
-        """
+        """Return the callback that shows the samples, if there are prompts."""
         if not self.sample:
             for flag, value in (("--sample-every", self.sample_every), ("--sample-tokens", self.sample_tokens)):
                 if value is not None:

@@ -31,16 +31,7 @@ class NextScores(Protocol):
 
 
 class WholeModel:
-    """A model without KV cache, which reads the whole sequence for each token.
-
-    Args:
-        specs: Its inputs.
-        run: Runs it.
-        scores: Name of the logits [1, tokens, vocabulary].
-
-    Raises:
-        DataError: The inputs are not those of a language model.
-    """
+    """A model without KV cache, which reads the whole sequence for each token."""
 
     def __init__(self, specs: Sequence[TensorSpec], run: Run, scores: str) -> None:
         self._specs, self._roles, self._run, self._scores = specs, _roles(specs), run, scores
@@ -64,18 +55,7 @@ class WholeModel:
 
 
 class CachedModel:
-    """A model with a KV cache, which reads each token once.
-
-    Args:
-        specs: Its inputs, with the caches [batch, heads, rows, size].
-        run: Runs it.
-        scores: Name of the logits [1, tokens, vocabulary].
-        caches: The name of each cache input, and of the output that continues it.
-        sizes: The last size of each cache input.
-
-    Raises:
-        DataError: The inputs are not those of a language model.
-    """
+    """A model with a KV cache, which reads each token once."""
 
     length: int | None = None
 
@@ -121,16 +101,7 @@ def _empty_cache(spec: TensorSpec, size: int) -> Array:
 
 
 class TextGenerator:
-    """Continues prompts greedily: each token is the most probable one after those before it.
-
-    Args:
-        model: The model.
-        tokenizer: A folder with ``tokenizer.json``, that file, or a tokenizer, see :class:`onnxtrain.text.ChatData`.
-        chat_template: Another chat template.
-
-    Raises:
-        DataError: The tokenizer cannot be read.
-    """
+    """Continues prompts greedily: each token is the most probable one after those before it."""
 
     def __init__(self, model: NextScores, tokenizer: Any, chat_template: Any = None) -> None:
         self._model, self._tokenizer = model, ChatTokenizer.open(tokenizer, chat_template)
@@ -140,11 +111,7 @@ class TextGenerator:
         self._ends = {one for one in found if one is not None} | (set() if folder is None else end_ids(folder))
 
     def answer(self, prompt: str, tokens: int) -> str:
-        """Return the text that follows a prompt, which is a message of the user where there is a chat template.
-
-        Raises:
-            DataError: The prompt has no tokens, or the template or the tokenizer fails on it.
-        """
+        """Return the text that follows a prompt, which is a message of the user where there is a chat template."""
         ids = self._tokenizer.prompt(prompt)
         if not ids:
             raise DataError(f"the prompt {prompt!r} has no tokens.")
@@ -155,15 +122,7 @@ class TextGenerator:
 def continued(
     ids: Sequence[int], last: Callable[[Sequence[int]], Array], tokens: int, ends: Collection[int], longest: int | None
 ) -> list[int]:
-    """Return the tokens that follow others greedily.
-
-    Args:
-        ids: The tokens before.
-        last: Returns the logits [vocabulary] after some tokens.
-        tokens: Maximum number of tokens to add.
-        ends: Tokens that end the text, which are not returned.
-        longest: Maximum length with the tokens before; ``None`` for no limit.
-    """
+    """Return the tokens that follow others greedily."""
     known = list(ids)
     while len(known) < len(ids) + tokens and (longest is None or len(known) < longest):
         token = int(np.argmax(last(known)))

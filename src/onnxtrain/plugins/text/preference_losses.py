@@ -43,10 +43,7 @@ def column(op: Builder, value: Value, index: int) -> Value:
 
 
 def softplus(op: Builder, x: Value) -> Value:
-    """Emit log(1 + exp(x)), which is -log sigmoid(-x), of a vector, without overflow.
-
-    Forms with Abs or Relu have no gradient at 0, where DPO begins.
-    """
+    """Emit log(1 + exp(x)), which is -log sigmoid(-x), of a vector, without overflow."""
     columns = op.Concat(*(op.Unsqueeze(each, op.ints(1)) for each in (op.zeros_like(x), x)), axis=1)
     found = op.Gather(op.LogSoftmax(columns, axis=1), op.constant(0), axis=1)
     return -found.with_shape(x.shape)
@@ -343,11 +340,7 @@ class Reward(PreferenceLoss):
 
 
 def scores(rows: Rows, loss: str, name: str) -> Value:
-    """Emit one score of each row [N, k]; of scores by token the one at the row's last token.
-
-    Raises:
-        OptionError: The model has another number of scores.
-    """
+    """Emit one score of each row [N, k]; of scores by token the one at the row's last token."""
     op, output = rows.op, rows.output
     rank, shape = node_rank(output), output.shape or ()
     if rank > 1 and shape[-1] != 1:

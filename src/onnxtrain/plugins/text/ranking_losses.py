@@ -143,11 +143,7 @@ class RankingLoss(GroupLoss):
     def form_of(
         self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
     ) -> TargetForm:
-        """Return the form so far, where there is a relevance for each document.
-
-        Raises:
-            DataError: There are more, or fewer.
-        """
+        """Return the form so far, where there is a relevance for each document."""
         count = sizes.get(self.rows)
         if count is not None and len(shape) == 2 and shape[1] != count:
             raise DataError(

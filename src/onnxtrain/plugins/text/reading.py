@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_texts(source: Any, reading: Reading) -> Any:
-    """Return rows of texts with the tokenizer of the model, and other data as they are.
-
-    Raises:
-        DataError: The labels of texts do not fit the loss.
-    """
+    """Return rows of texts with the tokenizer of the model, and other data as they are."""
     loss = reading.loss
     if isinstance(loss, NextToken | GroupLoss):
         source = _with_listed_rows(source, loss)
@@ -76,11 +72,7 @@ def _joined(first: Iterable[Any], rest: Iterable[Any]) -> Iterator[Any]:
 
 
 def _with_comparisons(source: Any, loss: GroupLoss, reading: Reading) -> Any:
-    """Return rows of texts as the examples that a loss compares, and other data as they are.
-
-    Raises:
-        DataError: The data are chats.
-    """
+    """Return rows of texts as the examples that a loss compares, and other data as they are."""
     from onnxtrain.plugins.text.chat_data import ChatData
     from onnxtrain.plugins.text.comparison_data import ComparisonData, Comparisons, holds_comparisons
 

@@ -18,13 +18,7 @@ _BATCH_SIZE = 8
 
 
 def predict_reference(config: TrainingConfig, source: Comparisons) -> np.ndarray:
-    """Predict what the loss compares with the model before training: the file's, with an adapter to continue.
-
-    New adapters are left out: they change nothing yet, or are taken out of the weights.
-
-    Raises:
-        DataError: The data does not fit the model.
-    """
+    """Predict what the loss compares with the model before training: the file's, with an adapter to continue."""
     lora = config.lora if getattr(config.lora, "adapter", None) is not None else None
     plain = dataclasses.replace(config, lora=lora, qat=False, train=None, freeze=("*",), groups=())
     objective = prepare(plain, modes=Modes(), copies=(), table=())

@@ -17,11 +17,7 @@ _State = tuple[float, float, float, float, float]
 
 
 def reward_metric(metric_input: MetricInput, name: str) -> NamedMetric:
-    """Return a metric of rewards for a loss.
-
-    Raises:
-        OptionError: The loss has no rewards, or no pairs to compare.
-    """
+    """Return a metric of rewards for a loss."""
     rewards = metric_input.rewards
     if rewards is None:
         raise OptionError(

@@ -37,17 +37,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Row:
-    """A row in the form that a template or a tokenizer takes.
-
-    Attributes:
-        label: The row in messages: "line 3".
-        text: The text of a row without messages; "" for a chat.
-        start: Where the text to learn begins.
-        messages: The chat; ``None`` for a plain text.
-        prompt: Number of messages before the completion; ``None`` where all answers of the chat are learned.
-        tools: Descriptions of functions for the template.
-        options: Further variables for the template.
-    """
+    """A row in the form that a template or a tokenizer takes."""
 
     label: str
     text: str = ""
@@ -65,11 +55,7 @@ class Row:
 
     @classmethod
     def of(cls, given: Any, label: str) -> Row:
-        """Convert a row.
-
-        Raises:
-            DataError: It has none of the forms, or a value of another type.
-        """
+        """Convert a row."""
         columns = given if isinstance(given, Mapping) else {}
         form = next((form for form in FORMS if all(columns.get(name) is not None for name in form)), None)
         if form is None:
@@ -212,11 +198,7 @@ def _form_of(columns: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def read_rows(source: Any) -> Iterator[Row]:
-    """Read the rows of a file, a reader, a dataset, or a list.
-
-    Raises:
-        DataError: The source cannot be read, or a row has none of the forms of `ChatData`; the message names the row.
-    """
+    """Read the rows of a file, a reader, a dataset, or a list."""
     name = name_of(source)
     for label, row in read_records(source):
         yield Row.of(row, f"{label} of {name}")
@@ -225,16 +207,7 @@ def read_rows(source: Any) -> Iterator[Row]:
 def read_records(
     source: Any, forms: Sequence[tuple[str, ...]] = FORMS, columns: Sequence[str] = _COLUMNS
 ) -> Iterator[tuple[str, Any]]:
-    """Read the rows of a file, a reader, a dataset, or a list, as they are, each with its label for messages.
-
-    Args:
-        source: The source.
-        forms: Columns of each form of a row, one of which a table must have.
-        columns: Columns of a table to read.
-
-    Raises:
-        DataError: The source cannot be read.
-    """
+    """Read the rows of a file, a reader, a dataset, or a list, as they are, each with its label for messages."""
     if isinstance(source, str | os.PathLike):
         suffix = Path(source).suffix.lower()
         if suffix in CSV_SUFFIXES:

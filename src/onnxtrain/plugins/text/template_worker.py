@@ -73,15 +73,7 @@ def _refuse(message: str) -> None:
 
 
 class Renderer:
-    """Renders chats by a template.
-
-    Args:
-        template: The template.
-        tokens: Special tokens by name, such as ``bos_token``, for the template.
-
-    Raises:
-        jinja2.TemplateError: The template cannot be parsed.
-    """
+    """Renders chats by a template."""
 
     def __init__(self, template: str, tokens: dict[str, str]) -> None:
         self._environment = environment()
@@ -89,12 +81,7 @@ class Renderer:
         self._tokens = tokens
 
     def answers(self, chat: Chat) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of a chat, and where its answers begin and end.
-
-        Raises:
-            jinja2.TemplateError: The template refuses the chat.
-            ValueError: The answers cannot be found.
-        """
+        """Return the text of a chat, and where its answers begin and end."""
         self._given = len(json.dumps(chat))
         messages, prompt = chat["messages"], chat.get("prompt")
         if chat.get("ask"):
@@ -124,11 +111,7 @@ class Renderer:
         return self._prefix(text, asked)
 
     def _length(self, chat: Chat, rest: str, index: int, start: int) -> int:
-        """Return the characters of an answer at the beginning of the text from ``start`` on.
-
-        Templates may end the last message in another way (Phi 3), or begin it so (Qwen 3, with an empty thought): then
-        the answer is what both renderings begin with, or an end of the one as last message, if it has its last line.
-        """
+        """Return the characters of an answer at the beginning of the text from ``start`` on."""
         message, messages = chat["messages"][index], chat["messages"]
         if index + 1 == len(messages):
             return len(rest)

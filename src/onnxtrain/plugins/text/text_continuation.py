@@ -17,17 +17,7 @@ from onnxtrain.training.working_copy.training_modes import Modes
 
 
 def text_generator(trainer: TrainedModel, tokenizer: Any = None, chat_template: Any = None) -> TextGenerator:
-    """Return a generator that continues prompts with the current weights of a trainer.
-
-    Args:
-        trainer: The trainer of a language model.
-        tokenizer: A tokenizer, or the path of one or of its folder; by default the one in the model's folder.
-        chat_template: A template in Jinja, its path, or ``None`` for the tokenizer's.
-
-    Raises:
-        DataError: The model is no language model, or the tokenizer cannot be read.
-        OptionError: The loss trains scores or embeddings, or the model is in memory, and no tokenizer is given.
-    """
+    """Return a generator that continues prompts with the current weights of a trainer."""
     tokenizer = trainer.data_adapter.folder if tokenizer is None else tokenizer
     if tokenizer is None:
         raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")

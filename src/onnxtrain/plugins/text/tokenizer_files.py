@@ -36,14 +36,7 @@ _NO_LIMIT: Final = 1 << 30
 
 @dataclass
 class ChatTokenizer:
-    """A tokenizer with the settings of its files.
-
-    Attributes:
-        encoder: The tokenizer.
-        tokens: Special tokens by name.
-        template: The chat template; ``None`` without one.
-        longest: Maximum tokens of a row, as the files say; ``None`` for no limit.
-    """
+    """A tokenizer with the settings of its files."""
 
     encoder: Encoder
     tokens: dict[str, str]
@@ -53,17 +46,7 @@ class ChatTokenizer:
 
     @classmethod
     def open(cls, given: Any, template: str | os.PathLike[str] | None = None) -> ChatTokenizer:
-        """Open a tokenizer.
-
-        Args:
-            given: A folder with tokenizer.json, the path of that file, a ``tokenizers.Tokenizer``, or a tokenizer of
-                ``transformers``.
-            template: Path of another chat template.
-
-        Raises:
-            DataError: A file is missing or cannot be read.
-            OptionError: The value is none of these.
-        """
+        """Open a tokenizer."""
         if isinstance(given, str | os.PathLike):
             path = Path(given)
             folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
@@ -84,15 +67,7 @@ class ChatTokenizer:
         return cls(encoder, tokens, own, min(known, default=None))
 
     def encode(self, rows: Sequence[Row], *, answers: bool) -> list[tuple[Encoded, list[tuple[int, int]]]]:
-        """Return the tokens of rows, and the spans of characters to learn.
-
-        Args:
-            rows: The rows.
-            answers: Learn the answers of chats and the completions of prompts, instead of all tokens.
-
-        Raises:
-            DataError: The template or the tokenizer fails on them, or there is no template.
-        """
+        """Return the tokens of rows, and the spans of characters to learn."""
         sizes = [row.size for row in rows]
         for row, size in zip(rows, sizes, strict=True):
             if size > LONGEST_ROW:
@@ -115,11 +90,7 @@ class ChatTokenizer:
         return [(each, spans) for each, (_, spans) in zip(encoded, texts, strict=True) if each is not None]
 
     def prompt(self, text: str) -> list[int]:
-        """Return the tokens of a prompt: a message of the user with the words that ask for an answer, or plain text.
-
-        Raises:
-            DataError: The template or the tokenizer fails on it.
-        """
+        """Return the tokens of a prompt: a message of the user with the words that ask for an answer, or plain text."""
         if self.template is None:
             (found,) = self.encoder.encode([text])
             ids = [int(one) for one in _once(found).ids]
@@ -138,11 +109,7 @@ class ChatTokenizer:
         return text, [(row.start if answers else 0, len(text))]
 
     def _rendered(self, rows: Sequence[Row], *, answers: bool) -> list[tuple[str, list[tuple[int, int]]]]:
-        """Return the text of each chat, and the spans of characters to learn in it.
-
-        Raises:
-            DataError: The template fails on a row, or a row holds a value that is not JSON.
-        """
+        """Return the text of each chat, and the spans of characters to learn in it."""
         if not rows:
             return []
         chats = [
@@ -231,11 +198,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _special(settings: Mapping[str, Any], label: str) -> dict[str, str]:
-    """Return the special tokens of settings, which are texts or have a content.
-
-    Raises:
-        DataError: One is longer than any token.
-    """
+    """Return the special tokens of settings, which are texts or have a content."""
     found = {}
     for name in _TOKENS:
         value = settings.get(name)

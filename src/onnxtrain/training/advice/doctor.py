@@ -43,13 +43,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about an exported model.
-
-    Attributes:
-        severity: Its severity.
-        what: The finding.
-        remedy: The remedy; "" if none is needed.
-    """
+    """A finding about an exported model."""
 
     severity: Severity
     what: str
@@ -59,14 +53,6 @@ class Finding:
 @refuses_invalid()
 def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | None = None) -> list[Finding]:
     """List obstacles to training a model, the most severe first.
-
-    Args:
-        model: A path or a loaded model.
-        output: Consider only nodes that this output depends on; by default the first floating one.
-
-    Raises:
-        ModelError: The model cannot be read.
-        OptionError: There is no such output.
 
     Example:
         >>> from onnxtrain import examples

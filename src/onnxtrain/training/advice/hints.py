@@ -57,12 +57,7 @@ _KEEP_DROPOUT = "torch.onnx.export(model.train(), ...) keeps it"
 
 
 class Hint(NamedTuple):
-    """A hint about a model.
-
-    Attributes:
-        text: The hint and its remedy, in one or two sentences.
-        surprising: True if training differs from the likely intent of the caller; such hints are warnings.
-    """
+    """A hint about a model."""
 
     text: str
     surprising: bool
@@ -84,23 +79,7 @@ def find_hints(
     straight_through: bool = False,
     adapted: bool = False,
 ) -> list[Hint]:
-    """Find all hints about a model.
-
-    Args:
-        model: A working copy.
-        parameters: Trainable parameters.
-        layers: Batch normalization and dropout as declared by the file.
-        copies: Parameters with the same values as others that are trained separately.
-        batch_norm: "frozen", "train" or "sync".
-        dropout: Whether Dropout nodes are active.
-        undecided: Tensors whose use and name leave open whether they are trainable.
-        dropped: Biases that the exporter omitted.
-        unstopped: Calls with detached inputs, where the file leaves open which inputs.
-        table: The initializers.
-        qat: Whether quantized weights are trained.
-        straight_through: Whether gradients pass through rounding.
-        adapted: Whether adapters are trained.
-    """
+    """Find all hints about a model."""
     return [
         *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
         *_undecided(undecided),
@@ -143,11 +122,7 @@ def _two_bits(model: ir.Model) -> list[Hint]:
 
 
 def warn_of(hints: Iterable[Hint]) -> None:
-    """Issue a warning for each surprising hint, at the line of the caller outside this package.
-
-    Warns:
-        TrainingHint: For each surprising hint.
-    """
+    """Issue a warning for each surprising hint, at the line of the caller outside this package."""
     for hint in hints:
         if hint.surprising:
             warnings.warn(hint.text, TrainingHint, stacklevel=_level_of_caller())
@@ -595,11 +570,7 @@ _BIASES = {"Gemm": 2, "Conv": 2, "ConvTranspose": 2, "LayerNormalization": 2}
 
 
 def dropped_biases(model: ir.Model) -> tuple[str, ...]:
-    """Name the biases that the exported program has but the file lacks.
-
-    The exporter records the call behind each node as metadata. Without this metadata, layer normalizations without a
-    bias are listed if others in the model have one.
-    """
+    """Name the biases that the exported program has but the file lacks."""
     calls: dict[str, list[ir.Node]] = {}
     norms: dict[bool, list[ir.Node]] = {True: [], False: []}
     for node in all_nodes(model.graph):

@@ -41,15 +41,7 @@ from onnxtrain.training.working_copy.widening import in_file, widen
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator type of a model.
-
-    Attributes:
-        domain: Its domain; "" for standard ONNX.
-        name: Its name.
-        count: Number of nodes.
-        gradient: "rule", "body" (gradient through its function body), "none" (not differentiable), or "missing"
-            (training through it needs a rule).
-    """
+    """An operator type of a model."""
 
     domain: str
     name: str
@@ -76,22 +68,7 @@ _GRADIENTS = {
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """Result of :func:`inspect`; it prints as tables, also in notebooks.
-
-    Attributes:
-        opset: Version of the default operator set in the file.
-        ir_version: Version of the file format.
-        inputs: Inputs that must be fed.
-        outputs: Outputs.
-        initializers: All initializers, and all floating tensors elsewhere (Constant nodes, bodies, functions,
-            attributes): trainable, or the reason why not.
-        operators: Operator types by name.
-        missing: Nodes between parameters and outputs that have no gradient.
-        hints: Hints about the model.
-        surprises: The hints that are warnings: training differs from the likely intent.
-        cache_inputs: KV-cache inputs that training leaves out.
-        fixed_batch_inputs: Inputs that fix the number of examples of a batch.
-    """
+    """Result of :func:`inspect`; it prints as tables, also in notebooks."""
 
     opset: int
     ir_version: int

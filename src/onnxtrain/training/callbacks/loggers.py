@@ -24,11 +24,7 @@ _LEFT_OUT = ("parameters", "sparsify")
 
 
 def needs(package: str, logger: str) -> None:
-    """Refuse a logger whose package is not installed.
-
-    Raises:
-        OptionError: The package is not installed.
-    """
+    """Refuse a logger whose package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise OptionError(f"{logger} needs the package {package}; install it: pip install {package}.")
 
@@ -63,11 +59,7 @@ def settings(state: TrainingState) -> dict[str, Any]:
 
 
 class RowsFile(Callback, abc.ABC):
-    """Write the rows of a `History` to a file after every epoch; subclasses define the format.
-
-    Args:
-        path: The file, which is replaced.
-    """
+    """Write the rows of a `History` to a file after every epoch; subclasses define the format."""
 
     writes_only = True
 

@@ -28,14 +28,7 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a training, for display.
-
-    Attributes:
-        epoch: Epoch and number of epochs, in words.
-        parts: Loss, speed, time left and the like, in words.
-        steps: Number of finished steps.
-        total: Total number of steps; None when not known.
-    """
+    """Progress of a training, for display."""
 
     epoch: str
     parts: list[str]
@@ -72,11 +65,7 @@ class Display:
 
 
 class Bar(Display):
-    """Progress bar in a terminal, with a line above it for every epoch.
-
-    Args:
-        console: The terminal; by default standard error.
-    """
+    """Progress bar in a terminal, with a line above it for every epoch."""
 
     interval = 0.1
 
@@ -131,11 +120,7 @@ class Bar(Display):
 
 
 class Lines(Display):
-    """A line for every epoch, and one a minute within long epochs.
-
-    Args:
-        write: Function that takes a line; by default it writes to standard error.
-    """
+    """A line for every epoch, and one a minute within long epochs."""
 
     interval = _MINUTE
 
@@ -157,11 +142,7 @@ class Lines(Display):
 
 
 class StepsOf(Display):
-    """A display of steps alone, for callers that report epochs themselves.
-
-    Args:
-        display: The display of the steps.
-    """
+    """A display of steps alone, for callers that report epochs themselves."""
 
     def __init__(self, display: Display) -> None:
         self.interval = display.interval
@@ -362,15 +343,7 @@ def _write_line(text: str) -> None:
 
 
 def display_for(progress: ProgressLike) -> Display | None:
-    """Return the display for the option of `fit`; None for no display.
-
-    Args:
-        progress: ``"auto"`` or ``True``: a table in a notebook, a bar in a terminal, otherwise lines on standard error;
-            ``"bar"``, ``"notebook"``, ``"lines"``: this display; ``False``: none.
-
-    Raises:
-        OptionError: The option has another value.
-    """
+    """Return the display for the option of `fit`; None for no display."""
     if progress is False:
         return None
     if progress is True or progress == "auto":

@@ -20,17 +20,7 @@ MISSING = "There is no PNG of the training curve, because matplotlib is not inst
 
 
 def save_curve(rows: Rows, path: str | os.PathLike[str], *, title: str = "") -> None:
-    """Draw losses and metrics over the epochs, and write them as a PNG, or as SVG.
-
-    Args:
-        rows: The rows of a :class:`~onnxtrain.callbacks.History`.
-        path: The file; one that ends in ``.svg`` needs no matplotlib.
-        title: The heading of a PNG.
-
-    Raises:
-        OptionError: matplotlib is not installed, there is no row, or the file has another ending.
-        ModelError: The path cannot be written.
-    """
+    """Draw losses and metrics over the epochs, and write them as a PNG, or as SVG."""
     check_curve(path)
     is_svg = Path(path).suffix == ".svg"
     if not is_svg and not matplotlib_available():
@@ -41,11 +31,7 @@ def save_curve(rows: Rows, path: str | os.PathLike[str], *, title: str = "") -> 
 
 
 def check_curve(path: str | os.PathLike[str]) -> None:
-    """Check before a training that its curve can have this name.
-
-    Raises:
-        OptionError: It has another ending.
-    """
+    """Check before a training that its curve can have this name."""
     if Path(path).suffix not in (".png", ".svg"):
         raise OptionError(f"A training curve is saved as .png or .svg, not as {os.fspath(path)!r}.")
 
@@ -58,14 +44,6 @@ def _charts(rows: Rows) -> list[Chart]:
 
 def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
     """The losses over the epochs in characters: ``*`` training, ``o`` validation.
-
-    Args:
-        rows: The rows of a :class:`~onnxtrain.callbacks.History`.
-        width: Characters of the plot.
-        height: Its lines.
-
-    Raises:
-        OptionError: There is no row.
 
     Example:
         >>> print(text_curve([{"epoch": 1, "loss": 4.0}, {"epoch": 2, "loss": 1.0}], width=9, height=3))

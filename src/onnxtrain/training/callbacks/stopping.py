@@ -15,13 +15,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopping:
-    """Context that records the first signal instead of raising; a second one interrupts at once.
-
-    Only the main thread gets signals; in other threads this does nothing. Handlers set by the program are kept.
-
-    Attributes:
-        signal: The received signal; ``None`` before the first one.
-    """
+    """Context that records the first signal instead of raising; a second one interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

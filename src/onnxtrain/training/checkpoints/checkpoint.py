@@ -44,35 +44,7 @@ _STAGING: Final = ".writing"
 
 
 class CheckpointStore:
-    """A folder with the last checkpoints of a training.
-
-    A checkpoint is ``checkpoint-<sequence>-step-<step>.safetensors`` and ``.json``. Both are written in a hidden
-    subfolder, flushed to the disk and renamed into the folder, the JSON last: a checkpoint exists if its JSON does.
-    The JSON holds size and CRC-32 of the tensors, and a hash of its own content. Removal deletes the JSON first. So a
-    process may die at any moment: every checkpoint in the folder is complete, and the next `prepare` or `save` removes
-    unfinished files. Reading a checkpoint detects damage to any byte.
-
-    The newest checkpoint is the one written last (highest sequence number), even if a training went back to an earlier
-    step. One process at a time may write to a folder; any number may read.
-
-    Args:
-        folder: Folder of the checkpoints; the first `save` creates it.
-        keep: Number of checkpoints to keep; at least 1.
-
-    Raises:
-        OptionError: ``keep`` is below 1.
-
-    >>> import tempfile
-    >>> import numpy as np
-    >>> store = CheckpointStore(tempfile.mkdtemp(), keep=2)
-    >>> for step in (10, 20, 30):
-    ...     _ = store.save(step, {"weight": np.full(3, step)}, {"epoch": 0})
-    >>> store.steps()
-    [20, 30]
-    >>> tensors, metadata = store.load()
-    >>> tensors["weight"].tolist(), metadata["step"]
-    ([30, 30, 30], 30)
-    """
+    """A folder with the last checkpoints of a training."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
         if keep < 1:
@@ -82,11 +54,7 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
-        """Context that prepares the folder and locks it against other trainings.
-
-        Raises:
-            CheckpointError: The folder cannot be written to, or another training writes to it.
-        """
+        """Context that prepares the folder and locks it against other trainings."""
         with contextlib.suppress(OSError, ValueError):  # `prepare` raises the error with its reason
             self.folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(self.folder, error=CheckpointError):
@@ -94,11 +62,7 @@ class CheckpointStore:
             yield
 
     def prepare(self) -> None:
-        """Create the folder, remove files of a killed process, and check that the folder can be written to.
-
-        Raises:
-            CheckpointError: The folder cannot be written to.
-        """
+        """Create the folder, remove files of a killed process, and check that the folder can be written to."""
         probe = self.folder / _STAGING
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,21 +83,7 @@ class CheckpointStore:
             ) from error
 
     def save(self, step: int, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> Path:
-        """Write a checkpoint, then remove the oldest above the number to keep.
-
-        Args:
-            step: Number of steps trained so far.
-            tensors: Arrays by any name, of any numeric type and shape.
-            metadata: JSON values; NumPy scalars become Python numbers. `load` compares the dictionary ``fingerprint``.
-                ``step`` and ``format_version`` are added.
-
-        Returns:
-            The path of the JSON file, which identifies the checkpoint.
-
-        Raises:
-            CheckpointError: The folder cannot be written to, or the metadata cannot be JSON.
-            OptionError: The step is negative.
-        """
+        """Write a checkpoint, then remove the oldest above the number to keep."""
         if step < 0:
             raise OptionError(f"the step of a checkpoint is {step}; it must be at least 0.")
         try:
@@ -172,26 +122,11 @@ class CheckpointStore:
         expect: Mapping[str, JSON] | None = None,
         change: Collection[str] = (),
     ) -> tuple[dict[str, Array], dict[str, JSON]]:
-        """Read a checkpoint.
-
-        Args:
-            checkpoint: The step, or the path of either file; ``None`` for the checkpoint written last.
-            expect: Required fingerprint.
-            change: Keys of the fingerprint that may differ.
-
-        Returns:
-            The tensors, and the metadata with ``step`` and ``format_version``.
-
-        Raises:
-            CheckpointError: There is no such checkpoint, its files are damaged, or its fingerprint differs.
-        """
+        """Read a checkpoint."""
         return self._load(self._find(checkpoint), expect, change)
 
     def metadata(self, checkpoint: int | str | os.PathLike[str] | None = None) -> dict[str, JSON] | None:
-        """Return the metadata of a checkpoint, of the newest by default; ``None`` if it cannot be read.
-
-        :meth:`load` raises the reason.
-        """
+        """Return the metadata of a checkpoint, of the newest by default; ``None`` if it cannot be read."""
         try:
             found: dict[str, JSON] = read_record(self._find(checkpoint))["metadata"]
         except CheckpointError:
@@ -201,11 +136,7 @@ class CheckpointStore:
     def load_newest(
         self, *, expect: Mapping[str, JSON] | None = None, change: Collection[str] = ()
     ) -> tuple[dict[str, Array], dict[str, JSON]]:
-        """Read the newest undamaged checkpoint; log a warning for each damaged one.
-
-        Raises:
-            CheckpointError: There is none, or its fingerprint differs.
-        """
+        """Read the newest undamaged checkpoint; log a warning for each damaged one."""
         first: DamagedError | None = None
         for entry in reversed(self._entries()):
             try:
@@ -303,14 +234,7 @@ class CheckpointStore:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, JSON]]:
-    """Read tensors and metadata of a checkpoint, or of the newest one in a folder.
-
-    Args:
-        path: Either file of the checkpoint, or a folder of checkpoints.
-
-    Raises:
-        CheckpointError: There is none, or it is damaged.
-    """
+    """Read tensors and metadata of a checkpoint, or of the newest one in a folder."""
     given = Path(path)
     if given.is_dir():
         return CheckpointStore(given).load_newest()

@@ -58,20 +58,7 @@ def describe_loop(
     callbacks: Sequence[Any],
     augment: object = None,
 ) -> dict[str, JSON]:
-    """Describe the settings of the training loop.
-
-    The learning rate is included if the schedule starts from it, the number of epochs if the schedule depends on it.
-
-    Args:
-        base: Initial learning rate.
-        schedule: Learning rate by step.
-        epochs: Number of epochs.
-        per_epoch: Number of steps per epoch, if known.
-        batch_size: Examples per step.
-        shuffle: Whether examples are shuffled in every epoch.
-        callbacks: All callbacks; settings of early stopping and of ``ReduceOnPlateau`` are included.
-        augment: Augmentation of the inputs, if any.
-    """
+    """Describe the settings of the training loop."""
     of_text = schedule is None or isinstance(schedule, str)
     return {
         "schedule": "".join((schedule or "constant").split()) if of_text else describe(schedule),  # type: ignore[union-attr]
@@ -98,14 +85,7 @@ def _ends_with_the_epochs(schedule: str | Schedule | None, base: float, epochs: 
 
 
 def counts_epochs(schedule: str | Schedule | None, base: float, epochs: int, per_epoch: int) -> bool:
-    """Return whether the rate of a schedule depends on the number of steps of an epoch.
-
-    Args:
-        schedule: Learning rate by step.
-        base: Initial learning rate.
-        epochs: Number of epochs.
-        per_epoch: Number of steps per epoch.
-    """
+    """Return whether the rate of a schedule depends on the number of steps of an epoch."""
     if not isinstance(schedule, str):
         return False
     short, long = (
@@ -116,14 +96,7 @@ def counts_epochs(schedule: str | Schedule | None, base: float, epochs: int, per
 
 
 def names_to_change(change: str | Sequence[str]) -> frozenset[str]:
-    """Parse the argument ``change``: a list of names, or text with commas.
-
-    Raises:
-        OptionError: A name is unknown, or its setting cannot change.
-
-    >>> sorted(names_to_change("epochs, learning-rate"))
-    ['epochs', 'learning_rate']
-    """
+    """Parse the argument ``change``: a list of names, or text with commas."""
     parts = change.split(",") if isinstance(change, str) else [str(part) for part in change]
     names = [part.strip().replace("-", "_") for part in parts]
     names = [{"prediction": "output"}.get(name, name) for name in names if name]

@@ -52,11 +52,7 @@ def entries_of(folder: Path) -> list[Entry]:
 
 
 def to_json(record: dict[str, Any]) -> str:
-    """Serialize a record; NumPy scalars become Python numbers.
-
-    Raises:
-        CheckpointError: A value cannot be JSON.
-    """
+    """Serialize a record; NumPy scalars become Python numbers."""
 
     def plain(value: object) -> object:
         if isinstance(value, np.generic):
@@ -96,11 +92,7 @@ def record_checksum(record: Mapping[str, Any]) -> str:
 
 
 def read_record(entry: Entry) -> dict[str, Any]:
-    """Read the JSON of a checkpoint.
-
-    Raises:
-        CheckpointError: The JSON is damaged, or has another format version.
-    """
+    """Read the JSON of a checkpoint."""
     try:
         record = _parse_record(entry.path)
     except _UNREADABLE as error:

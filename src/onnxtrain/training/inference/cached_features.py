@@ -25,23 +25,7 @@ _TOLERANCE = 1e-3
 def compute_features(
     objective: Objective, states: StateBuffers, options: RuntimeOptions, dataset: Dataset, batch_size: int
 ) -> tuple[Dataset, str]:
-    """Compute the features of all examples, batch by batch.
-
-    Args:
-        objective: The whole model in the modes of the training.
-        states: State buffers of the training.
-        options: Threads and providers.
-        dataset: The data for the model.
-        batch_size: Examples per batch.
-
-    Returns:
-        The same examples in the same order with features for inputs, and a sentence about their size.
-
-    Raises:
-        OptionError: The model cannot be divided, the examples or their features differ between epochs, or the features
-            are larger than the free memory.
-        DataError: The data does not fit the model.
-    """
+    """Compute the features of all examples, batch by batch."""
     if dataset.size is None:
         raise OptionError(
             f"cache_features needs data of known length, but {dataset.name} does not say how many examples it has; "
@@ -104,11 +88,7 @@ def _check_first(
     features: Callable[[Batch], dict[str, Array]],
     batch_size: int,
 ) -> None:
-    """Check that the first examples are the same when they are read again, and their features without the others.
-
-    Raises:
-        OptionError: They are not.
-    """
+    """Check that the first examples are the same when they are read again, and their features without the others."""
     again = next(iter(dataset.batches(batch_size)))
     for name, array in batch.inputs.items():
         if not np.array_equal(array, again.inputs[name]):

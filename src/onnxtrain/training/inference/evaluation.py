@@ -82,13 +82,7 @@ class _Total:
 
 @dataclass(frozen=True)
 class _Part:
-    """Losses and metrics of one batch.
-
-    Attributes:
-        number: Index of the batch.
-        losses: Losses with their weights.
-        metrics: State of each metric.
-    """
+    """Losses and metrics of one batch."""
 
     number: int
     losses: list[tuple[float, float]]
@@ -105,17 +99,7 @@ class _Packed:
 
 
 class Evaluator:
-    """Run a model forward on live training weights.
-
-    Args:
-        objective: The model in inference mode, and its loss.
-        states: State buffers of the training; initializers of the same names read from them.
-        options: Threads and providers.
-        instead: Maps initializers to states of other names, such as moving averages.
-
-    Attributes:
-        doubts: Hints about outputs of the evaluated data that may be probabilities, but are taken for logits.
-    """
+    """Run a model forward on live training weights."""
 
     def __init__(
         self,
@@ -141,11 +125,7 @@ class Evaluator:
         self._names = tuple(str(value.name) for value in self._outputs)
 
     def check(self, dataset: Dataset) -> None:
-        """Check that a dataset can be evaluated, before any work.
-
-        Raises:
-            DataError: Its last batch needs padding, and the loss cannot ignore padding.
-        """
+        """Check that a dataset can be evaluated, before any work."""
         if self._fixed is not None and dataset.size is not None and dataset.size % self._fixed.size:
             self._on_padded(dataset.size % self._fixed.size)
 
@@ -164,11 +144,6 @@ class Evaluator:
         """Measure loss and metrics of a dataset; losses with ``reduction="sum"`` are summed, others averaged.
 
         Rows of texts have a perplexity, too: the exponential of the loss ``next_token``.
-
-        Several ranks take batches in turn; the results have the same bits on all ranks and as in one process.
-
-        Raises:
-            DataError: A batch needs padding, and the loss cannot ignore padding; or all labels are ignored.
         """
         with self._states.reading(self._read) as reading:
             return self._measured(dataset, batch_size, metrics, communicator, reading)
@@ -269,16 +244,7 @@ class Evaluator:
     def predict(
         self, data: Dataset | Mapping[str, np.ndarray], batch_size: int, values: Sequence[ir.Value] | None = None
     ) -> dict[str, np.ndarray]:
-        """Predict outputs for a dataset, by name, concatenated along the example axis.
-
-        Args:
-            data: The data, or the inputs of one whole batch.
-            batch_size: Examples per batch.
-            values: Values of the objective's graph; by default all tensor outputs.
-
-        Raises:
-            DataError: The example axis of an output is unknown, or a batch cannot be padded.
-        """
+        """Predict outputs for a dataset, by name, concatenated along the example axis."""
         if values is None:
             names, values = self._names, self._outputs
         else:
@@ -422,15 +388,7 @@ def has_answers(metric_input: MetricInput) -> bool:
 
 
 def check_answers(heads: Sequence[MetricInput], what: str) -> None:
-    """Check that the predictions of at least one head can be converted to probabilities.
-
-    Args:
-        heads: Meaning of the predictions of each loss.
-        what: The requested method, for the message.
-
-    Raises:
-        OptionError: Predictions are neither scores over classes nor binary logits.
-    """
+    """Check that the predictions of at least one head can be converted to probabilities."""
     if not any(map(has_answers, heads)):
         first = heads[0]
         kind = "are numbers" if first.predicts == "numbers" else "may be anything"
@@ -441,10 +399,7 @@ def check_answers(heads: Sequence[MetricInput], what: str) -> None:
 
 
 def probabilities(metric_input: MetricInput, scores: Array) -> Array:
-    """Convert scores to probabilities of the same shape.
-
-    A single binary logit per example, [N] or [N, 1], gives the probabilities of no and yes [N, 2].
-    """
+    """Convert scores to probabilities of the same shape."""
     if metric_input.predicts == "classes":
         found = scores if metric_input.probabilities else softmax(scores.astype(np.float64), metric_input.axis)
         return np.asarray(found, scores.dtype)
@@ -456,15 +411,7 @@ def probabilities(metric_input: MetricInput, scores: Array) -> Array:
 
 
 def answers(metric_input: MetricInput, scores: Array, labels: Sequence[str] | None) -> Array:
-    """Return the most probable class of every example: its label if there are labels; 1 for yes and 0 for no.
-
-    The answer for NaN scores is -1. Predictions that are no classes are returned as they are.
-
-    Args:
-        metric_input: Meaning of the loss's predictions.
-        scores: The scores.
-        labels: Labels of the classes; further classes are labeled with their indices.
-    """
+    """Return the most probable class of every example: its label if there are labels; 1 for yes and 0 for no."""
     if not has_answers(metric_input):
         return scores
     if metric_input.predicts == "binary":

@@ -193,11 +193,7 @@ def outputs(
 
 
 def _adapter_of(lora: Adaptation | None) -> str | os.PathLike[str] | None:
-    """Return the path of the adapter to use; ``None`` without ``lora``.
-
-    Raises:
-        OptionError: ``lora`` describes adapters that begin, which change nothing before they are trained.
-    """
+    """Return the path of the adapter to use; ``None`` without ``lora``."""
     path: str | os.PathLike[str] | None = getattr(lora, "adapter", None)
     if lora is not None and path is None:
         raise OptionError("lora names no adapter, so that it would change nothing; give Lora(adapter=PATH).")
@@ -228,28 +224,14 @@ def kind_of_output(file: ModelFile, name: str) -> ScoreKind | None:
 
 @dataclass(frozen=True)
 class Head:
-    """The output of a model that a loss reads.
-
-    Attributes:
-        name: Name of the output.
-        width: Number of columns; 1 for an output [N].
-    """
+    """The output of a model that a loss reads."""
 
     name: str
     width: int
 
     @classmethod
     def of(cls, model: str | os.PathLike[str] | onnx.ModelProto, output: str | None, rows: np.ndarray) -> Self:
-        """Return the head of a model; if its width is unknown, predict the first row.
-
-        Args:
-            model: A path or a loaded model.
-            output: Name of the output; by default the first floating one.
-            rows: Features [N, F].
-
-        Raises:
-            OptionError: The output is neither [N, C] nor [N].
-        """
+        """Return the head of a model; if its width is unknown, predict the first row."""
         graph = infer_shapes(ModelFile.load(model).training_model()).graph
         value = named_output(graph, output)
         name = str(value.name)

@@ -43,22 +43,6 @@ def prediction_table(
     function converts a single column [N] or [N, 1] to the probability of yes; probabilities stay as they are. Where the
     kind is not known, several columns are probabilities if they sum to 1 in each row. Otherwise there is a column for
     each element of an output.
-
-    Args:
-        outputs: Arrays by name, with the examples on the first axis.
-        examples: Names of the examples, such as their files; by default they are counted from 0.
-        labels: Labels of the classes.
-        probabilities: Whether the first output holds class scores.
-        kind: Whether they are logits or probabilities; ``None`` where it is not known.
-        output: The output of class scores, instead of the first one.
-
-    Raises:
-        OptionError: An output does not have one entry per example, is not an array of scores, has fewer classes than
-            labels, or does not tell whether it holds probabilities.
-
-    >>> table = prediction_table({"y": np.log([[0.25, 0.75]])}, labels=["no", "yes"])
-    >>> list(table), str(table["label"][0]), round(float(table["p(yes)"][0]), 2)
-    (['example', 'label', 'probability', 'p(no)', 'p(yes)'], 'yes', 0.75)
     """
     size = len(next(iter(outputs.values())))
     for name, array in outputs.items():
@@ -93,11 +77,7 @@ def _classified(name: str, scores: Array, labels: Sequence[str] | None, kind: Sc
 
 
 def _probabilities(name: str, scores: Array, kind: ScoreKind | None, *, has_labels: bool) -> Array:
-    """Convert scores [N, C] to probabilities of classes [N, max(2, C)].
-
-    Raises:
-        OptionError: The columns are independent probabilities, or may be logits as well as probabilities.
-    """
+    """Convert scores [N, C] to probabilities of classes [N, max(2, C)]."""
     inside = bool((scores >= 0).all() and (scores <= 1).all())
     if scores.shape[1] == 1:
         if kind is None and inside:
@@ -132,12 +112,7 @@ def _columns(name: str, array: Array) -> Table:
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Write columns to a ``.csv`` or ``.parquet`` file atomically.
-
-    Raises:
-        OptionError: Parquet needs pyarrow, which is not installed.
-        ModelError: The path cannot be written.
-    """
+    """Write columns to a ``.csv`` or ``.parquet`` file atomically."""
     if path.suffix == ".parquet":
         _write_parquet(path, table)
         return
@@ -153,11 +128,7 @@ def write_table(path: Path, table: Table) -> None:
 
 
 def check_table(path: Path) -> None:
-    """Check that a table can be written, before any work.
-
-    Raises:
-        OptionError: Parquet needs pyarrow, which is not installed.
-    """
+    """Check that a table can be written, before any work."""
     if path.suffix == ".parquet":
         _pyarrow()
 

@@ -47,13 +47,7 @@ _BRIGHTEST: Final = 0.36
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure.
-
-    Attributes:
-        height: The height in pixels.
-        title: The heading.
-        body: The content, in SVG.
-    """
+    """A figure."""
 
     height: int
     title: str
@@ -82,16 +76,7 @@ def stacked(charts: Sequence[Chart]) -> str:
 def line_chart(
     series: Mapping[str, Sequence[float]], positions: Sequence[float], *, title: str, unit: str = "epoch"
 ) -> Chart:
-    """Draw lines over integers such as epochs.
-
-    Non-finite values leave a gap. Values that span orders of magnitude get a logarithmic axis.
-
-    Args:
-        series: The values by line name, one per position.
-        positions: The positions on the horizontal axis.
-        title: The heading.
-        unit: The unit of the horizontal axis.
-    """
+    """Draw lines over integers such as epochs."""
     legend, top = _legend(list(series), title)
     height = top + 220 + _BOTTOM
     values = [value for line in series.values() for value in line]
@@ -111,16 +96,7 @@ def curve_chart(
     falling: bool = False,
     logarithmic: tuple[bool, bool] = (False, False),
 ) -> Chart:
-    """Draw lines through points (x, y); a single point is a dot.
-
-    Args:
-        curves: The points of each line by its name; values that are not finite leave a gap.
-        title: The heading.
-        name: The name of the horizontal axis.
-        falling: True if x falls from left to right.
-        logarithmic: A flag for the horizontal and one for the vertical axis; on a logarithmic axis values up to 0 leave
-            a gap.
-    """
+    """Draw lines through points (x, y); a single point is a dot."""
 
     def drawable(point: tuple[float, float]) -> bool:
         return all(math.isfinite(at) and (at > 0 or not log) for at, log in zip(point, logarithmic, strict=True))
@@ -142,14 +118,7 @@ def curve_chart(
 def bar_chart(
     bars: Mapping[str, float], *, title: str, notes: Mapping[str, str] | None = None, most: float = 1
 ) -> Chart:
-    """Draw bars from 0 to ``most``, one below the other, each with its note behind it.
-
-    Args:
-        bars: The values by name; a value that is not finite has no bar.
-        title: The heading.
-        notes: A text for each bar; by default the value.
-        most: The value at which a bar is as long as the chart is wide.
-    """
+    """Draw bars from 0 to ``most``, one below the other, each with its note behind it."""
     row, left = 22, 240
     height = 36 + row * len(bars) + 8
     width = _WIDTH - left - 150
@@ -165,13 +134,7 @@ def bar_chart(
 
 
 def matrix_chart(counts: Sequence[Sequence[float]], labels: Sequence[str], *, title: str) -> Chart:
-    """Draw a confusion matrix: rows are true classes, columns predicted ones; darker is more of the row.
-
-    Args:
-        counts: Examples of the row's class that were predicted as the column's.
-        labels: The names of the classes.
-        title: The heading.
-    """
+    """Draw a confusion matrix: rows are true classes, columns predicted ones; darker is more of the row."""
     size = len(labels)
     names = [_short(label, 14) for label in labels]
     left = 46 + round(max(map(len, names)) * _LETTER)
@@ -211,14 +174,7 @@ def matrix_chart(counts: Sequence[Sequence[float]], labels: Sequence[str], *, ti
 
 
 def point_chart(across: Sequence[float], up: Sequence[float], *, title: str, names: tuple[str, str]) -> Chart:
-    """Draw points, with the line on which both coordinates are equal.
-
-    Args:
-        across: The horizontal coordinates.
-        up: The vertical coordinates.
-        title: The heading.
-        names: The names of the axes.
-    """
+    """Draw points, with the line on which both coordinates are equal."""
     pairs = [pair for pair in zip(across, up, strict=True) if all(map(math.isfinite, pair))]
     height = 420
     both = [value for pair in pairs for value in pair]
@@ -240,14 +196,7 @@ def point_chart(across: Sequence[float], up: Sequence[float], *, title: str, nam
 
 
 def column_chart(counts: Sequence[float], edges: Sequence[float], *, title: str, name: str) -> Chart:
-    """Draw a histogram.
-
-    Args:
-        counts: The number of values between an edge and the next.
-        edges: The edges, one more than counts.
-        title: The heading.
-        name: The name of the values.
-    """
+    """Draw a histogram."""
     top, height = 36, 36 + 160 + _BOTTOM
     x = Scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
     y = Scale(0.0, max(counts, default=0) * 1.05 or 1.0, height - _BOTTOM, top)
@@ -263,15 +212,7 @@ def column_chart(counts: Sequence[float], edges: Sequence[float], *, title: str,
 
 @dataclass(frozen=True)
 class Scale:
-    """Map from values to positions on an axis.
-
-    Attributes:
-        low: The value at the beginning.
-        high: The value at the end.
-        start: The position of the beginning, in pixels.
-        end: The position of the end.
-        logarithmic: True for a logarithmic scale.
-    """
+    """Map from values to positions on an axis."""
 
     low: float
     high: float

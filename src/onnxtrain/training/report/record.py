@@ -19,16 +19,7 @@ NOT_MEASURED = ("epoch", "step", "learning_rate")
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """A parameter after a training.
-
-    Attributes:
-        name: Its name in the model.
-        shape: Sizes of its axes.
-        zeros: The fraction of its elements that are zero.
-        norm: The square root of the sum of its squares.
-        change: The norm of its change; ``None`` where the weights before are not known.
-        gradient: The norm of its gradient after the last epoch; ``None`` where it was not measured.
-    """
+    """A parameter after a training."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,13 +39,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Confusion matrix of a classifier.
-
-    Attributes:
-        counts: Rows are true classes, columns predicted ones.
-        labels: The names of the classes.
-        title: The output or class of the matrix, if there are several.
-    """
+    """Confusion matrix of a classifier."""
 
     counts: Sequence[Sequence[float]]
     labels: Sequence[str]
@@ -71,20 +56,7 @@ class Residuals:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A training that has ended.
-
-    Attributes:
-        title: The heading of the report.
-        command: The command that started it; "" where it was no command.
-        facts: Further names and values: the model, the data, versions, the time.
-        rows: One per epoch.
-        parameters: All trained parameters.
-        gradient_norms: The norm of each parameter's gradient after every epoch.
-        gradients_of: The examples of these gradients, in words, or why there are none.
-        outcome: Predictions compared with targets: matrices, or residuals; empty without any.
-        outcome_of: The data of these, in words, or why there are none.
-        settings: The text of a configuration file that repeats the training; "" where there is none.
-    """
+    """A training that has ended."""
 
     title: str
     command: str = ""

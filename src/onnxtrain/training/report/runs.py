@@ -18,16 +18,7 @@ RUN, CONFIG = "run.json", "config.toml"
 
 @dataclass(frozen=True)
 class Run:
-    """A run as described by its folder.
-
-    Attributes:
-        path: The folder.
-        finished: True if the training came to its end.
-        seconds: Its duration.
-        facts: Names and values of everything else that is known.
-        rows: One per epoch; values that were not finite are NaN.
-        settings: The flags of the command that started it; empty where there was none.
-    """
+    """A run as described by its folder."""
 
     path: Path
     finished: bool
@@ -48,11 +39,7 @@ class Run:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read the runs in folders: each folder is a run, or contains some.
-
-    Raises:
-        OptionError: A path is no folder, holds no run, or a file of it cannot be read.
-    """
+    """Read the runs in folders: each folder is a run, or contains some."""
     found = []
     for path in paths:
         if not path.is_dir():

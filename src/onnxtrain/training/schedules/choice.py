@@ -53,19 +53,7 @@ _SAMPLES: Final = 200
 
 
 def vanishing_hint(schedule: str | Schedule, rate: Schedule, total_steps: int, steps_per_epoch: int) -> str:
-    """Return a hint if a schedule falls to a billionth of its rate well before the training ends, else "".
-
-    A schedule that ends with the training, such as cosine, may vanish in its last steps.
-
-    Args:
-        schedule: The option as given.
-        rate: The resolved schedule.
-        total_steps: Number of steps of the training.
-        steps_per_epoch: Number of steps of an epoch.
-
-    >>> "step(3 epochs" in vanishing_hint("step(3, 0.1)", shapes.Step(0.1, 3), total_steps=300, steps_per_epoch=10)
-    True
-    """
+    """Return a hint if a schedule falls to a billionth of its rate well before the training ends, else ""."""
     shape: object = rate
     while isinstance(shape, shapes.WarmUp | shapes.Custom):
         shape = shape.inner if isinstance(shape, shapes.WarmUp) else shape.function

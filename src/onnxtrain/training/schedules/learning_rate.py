@@ -14,27 +14,7 @@ Schedule = Callable[[int], float]
 
 
 class LearningRate:
-    """Learning rate of the next step, from a schedule or set by hand.
-
-    A training starts with its schedule. A rate set during the training, by a callback, replaces the schedule from the
-    next step on. A rate set between trainings is the base of the next one.
-
-    Args:
-        value: The optimizer's learning rate.
-
-    Attributes:
-        base: Base of the next training: the highest rate of a schedule given as text.
-        current: Rate of the next step, or of the last step of a training.
-        chosen: Rate set during a training; ``None`` while its schedule applies.
-
-    >>> rate = LearningRate(0.1)
-    >>> with rate.training():
-    ...     first = rate.follow(lambda step: 0.1 / (step + 1), step=1)
-    ...     rate.choose(0.5)
-    ...     second = rate.follow(lambda step: 0.1 / (step + 1), step=2)
-    >>> first, second, rate.base
-    (0.05, 0.5, 0.5)
-    """
+    """Learning rate of the next step, from a schedule or set by hand."""
 
     def __init__(self, value: float) -> None:
         self.base = self.current = value
@@ -42,11 +22,7 @@ class LearningRate:
         self._training = False
 
     def choose(self, value: float) -> None:
-        """Set the rate from the next step on.
-
-        Raises:
-            OptionError: The rate is negative, infinite, NaN or not a number.
-        """
+        """Set the rate from the next step on."""
         check_rate(value)
         self.current = float(value)
         if self._training:

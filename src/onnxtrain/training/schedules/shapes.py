@@ -259,11 +259,7 @@ class Custom:
     function: Callable[[int], float]
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate of a step.
-
-        Raises:
-            OptionError: The function returned a negative, infinite or NaN value, or no number.
-        """
+        """Return the learning rate of a step."""
         rate = self.function(step)
         check_rate(rate, f"The learning rate that the schedule returned for step {step}")
         return float(rate)

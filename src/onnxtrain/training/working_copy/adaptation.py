@@ -25,19 +25,7 @@ class Adaptation(abc.ABC):
 
     @abc.abstractmethod
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Adapted:
-        """Add initializers and nodes to the main graph of a working copy, in place.
-
-        Args:
-            model: A copy with types and shapes.
-            file: The user's model.
-            output: The output of the loss; ``None`` for the first floating one.
-            seed: Seed of initial values and dropout.
-            training: Whether dropout is active.
-
-        Raises:
-            OptionError: The model has no layer to adapt.
-            ModelError: The file of initial values does not fit the model.
-        """
+        """Add initializers and nodes to the main graph of a working copy, in place."""
 
 
 class Adapted(abc.ABC):
@@ -74,25 +62,11 @@ class Adapted(abc.ABC):
 
     @abc.abstractmethod
     def check_writes(self, path: str | os.PathLike[str], file: ModelFile, trained: Iterable[str]) -> None:
-        """Check before training whether :meth:`write` can write the values that are trained in full.
-
-        Args:
-            path: A file or a folder.
-            file: The model that the adapter was added to.
-            trained: Names of trained values.
-
-        Raises:
-            ModelError: It cannot.
-        """
+        """Check before training whether :meth:`write` can write the values that are trained in full."""
 
     @abc.abstractmethod
     def hints(self, file: ModelFile, trained: Iterable[str]) -> list[str]:
-        """Return sentences about trained values that another form of the file cannot hold.
-
-        Args:
-            file: The model that the adapter was added to.
-            trained: Names of trained values.
-        """
+        """Return sentences about trained values that another form of the file cannot hold."""
 
     @abc.abstractmethod
     def write(
@@ -102,34 +76,12 @@ class Adapted(abc.ABC):
         values: Arrays,
         base_model: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Write the adapter, and the initializers that are trained beside it.
-
-        Args:
-            path: A file or a folder.
-            file: The model that the adapter was added to.
-            values: Trained values by name.
-            base_model: The folder or name of the model that it was exported from, for PEFT.
-
-        Raises:
-            ModelError: The path cannot be written, or cannot hold a value.
-        """
+        """Write the adapter, and the initializers that are trained beside it."""
 
     @abc.abstractmethod
     def check_mergeable(self) -> None:
-        """Check before training whether :meth:`merged` will succeed.
-
-        Raises:
-            OptionError: The adapter cannot be merged.
-        """
+        """Check before training whether :meth:`merged` will succeed."""
 
     @abc.abstractmethod
     def merged(self, file: ModelFile, values: Arrays) -> MadeArrays:
-        """Merge the adapter: return new weights, with which the model without the adapter computes the same.
-
-        Args:
-            file: The model that the adapter was added to.
-            values: Trained values by name.
-
-        Raises:
-            OptionError: Weights are quantized or shared.
-        """
+        """Merge the adapter: return new weights, with which the model without the adapter computes the same."""

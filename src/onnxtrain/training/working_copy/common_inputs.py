@@ -9,13 +9,7 @@ from onnxtrain.graph.value import COMMON, dimensions
 
 
 def mark_common_inputs(graph: ir.Graph) -> None:
-    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare.
-
-    A size of 1 may be that of a batch of one example.
-
-    Args:
-        graph: The graph of a working copy, with shapes.
-    """
+    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare."""
     sizes = {value: shape[0] for value in graph.inputs if (shape := dimensions(value))}
     fixed = {value: size for value, size in sizes.items() if isinstance(size, int) and size > 1}
     if not fixed or all(isinstance(size, int) for size in sizes.values()):

@@ -60,12 +60,6 @@ def separate_documents(model: ir.Model) -> None:
     The scores of attention get a block-diagonal bias; positions that are looked up in a table or read by
     GroupQueryAttention are counted within a document. Rotations that the graph computes itself keep their positions:
     attention depends on the differences of these only.
-
-    Args:
-        model: A working copy with shapes.
-
-    Raises:
-        DataError: The model has tokens of other documents in another way, or not one mask of integers.
     """
     graph = model.graph
     masks = _inputs_named(graph, "mask")
@@ -154,11 +148,7 @@ def _bias_attention(model: ir.Model, op: Builder, seen: Value) -> None:
 
 
 def _over_tokens(node: ir.Node) -> bool:
-    """Return whether a Softmax is over scores [batch, heads, tokens, tokens], and not over classes or experts.
-
-    Raises:
-        DataError: It is over tokens, but the scores have other axes.
-    """
+    """Return whether a Softmax is over scores [batch, heads, tokens, tokens], and not over classes or experts."""
     scores = node.inputs[0]
     shape = None if scores is None else dimensions(scores)
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
@@ -186,11 +176,7 @@ def _add_to_slot(op: Builder, node: ir.Node, slot: int, seen: Value, bias: Value
 
 
 def _restart_positions(graph: ir.Graph, op: Builder, numbers: Value, same: Value) -> None:
-    """Count positions from the first token of each document, where the graph counts them itself.
-
-    Raises:
-        DataError: It does so in a way that cannot be changed.
-    """
+    """Count positions from the first token of each document, where the graph counts them itself."""
     begins = op.ArgMax(op.cast(same, ir.DataType.FLOAT), axis=2, keepdims=0)  # the first token of the same document
     count = op.Range(
         op.constant(0, np.int64), op.Squeeze(op.dimension(numbers, 1)), op.constant(1, np.int64)

@@ -20,9 +20,6 @@ def mark_token_inputs(model: ir.Model) -> None:
     """Record the rows of the embedding table at each integer input whose values are looked up in one.
 
     ONNX's Gather counts negative indices from the end of the table, so that a wrong token id would train another row.
-
-    Args:
-        model: A working copy.
     """
     for value in model.graph.inputs:
         sizes = [] if value.dtype not in (ir.DataType.INT32, ir.DataType.INT64) else list(_tables(value))

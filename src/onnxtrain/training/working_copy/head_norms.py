@@ -13,14 +13,7 @@ _QUERY_NORM = 14
 
 
 def separate_head_norms(model: ir.Model) -> None:
-    """Move the normalization of queries and keys out of GroupQueryAttention, into nodes before it.
-
-    onnxruntime-genai's builder gives the operator norm weights for CUDA and WebGPU. For CPUs it writes the nodes that
-    this function adds: each head of queries and keys is divided by its root mean square, before the rotary embedding.
-
-    Args:
-        model: A working copy with shapes.
-    """
+    """Move the normalization of queries and keys out of GroupQueryAttention, into nodes before it."""
     graph = model.graph
     for node in list(graph):
         if node.op_type != "GroupQueryAttention" or node.domain != MICROSOFT_DOMAIN or len(node.inputs) <= _QUERY_NORM:

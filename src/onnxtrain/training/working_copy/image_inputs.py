@@ -26,9 +26,6 @@ def mark_image_inputs(model: ir.Model) -> None:
     """Declare the channels of floating images, and record where the model divides them by 255 or a similar number.
 
     Exporters declare channels as a symbol, too; the weights of the convolution that reads them tell their number.
-
-    Args:
-        model: A working copy.
     """
     for value in model.graph.inputs:
         shape = dimensions(value)
@@ -43,13 +40,7 @@ def mark_image_inputs(model: ir.Model) -> None:
 
 
 def _channels(value: ir.Value, axes: tuple[int, ...], steps: int) -> Iterator[tuple[int, int]]:
-    """Yield the axis of the channels and their number, for each convolution that reads a value or what is behind it.
-
-    Args:
-        value: The value.
-        axes: Axes of the input that are those of the value.
-        steps: Nodes that are followed.
-    """
+    """Yield the axis of the channels and their number, for each convolution that reads a value or what is behind it."""
     for node, index in value.uses():
         shapes = [dimensions(each) for each in node.inputs if each is not None]
         widens = any(len(shape) > len(axes) for shape in shapes if shape is not None)

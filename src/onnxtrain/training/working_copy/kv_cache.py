@@ -51,16 +51,7 @@ _LAYER_OR_CONTENT = r"\d+|keys?|values?"
 
 
 def remove_cache_inputs(model: ir.Model) -> list[str]:
-    """Remove the KV-cache inputs of a working copy, in place, as if the cache were empty.
-
-    A merged decoder (an If on the input ``use_cache_branch``) becomes its branch without cache. In other decoders, a
-    cache input has four axes, [batch, heads, rows, size], with any number of rows, and is read by attention nodes, by
-    a Concat along the rows, or by Shape. Keys and values of an encoder, to which nothing is appended, stay inputs, as
-    do caches of a fixed length. Where one growing input is read in another way, all stay.
-
-    Returns:
-        The names of the removed inputs.
-    """
+    """Remove the KV-cache inputs of a working copy, in place, as if the cache were empty."""
     names = _take_branch_without_cache(model.graph)
     offsets = _constant_positions(model.graph) if any(map(_may_be_cache, model.graph.inputs)) else {}
     caches = _remove_growing_caches(model.graph)
@@ -77,22 +68,14 @@ def remove_cache_inputs(model: ir.Model) -> list[str]:
 
 
 def let_caches_grow(graph: ir.Graph) -> None:
-    """Make caches that are as long as a window of attention grow from empty ones, as the others of a model do.
-
-    The window itself stays: attention to positions before it is masked. With the attribute, ONNX Runtime requires that
-    a cache has the window's length from the beginning.
-    """
+    """Make caches that are as long as a window of attention grow from empty ones, as the others of a model do."""
     for node in graph:
         if node.op_type == "GroupQueryAttention":
             node.attributes.pop(_WINDOWED, None)
 
 
 def cache_outputs(graph: ir.Graph) -> dict[str, str]:
-    """Return the KV caches of a decoder: the name of each growing cache input, and of the output that continues it.
-
-    They are those of a whole cache: ``past_key_values.0.key`` and ``present.0.key``, as onnxruntime-genai's builder and
-    optimum write them. Of other models there are none.
-    """
+    """Return the KV caches of a decoder: the name of each growing cache input, and of the output that continues it."""
     outputs = {str(value.name): value for value in graph.outputs}
     found = {}
     for value in graph.inputs:
@@ -315,14 +298,7 @@ def _remove_growing_caches(graph: ir.Graph) -> list[str]:
 
 
 def _constant_positions(graph: ir.Graph) -> dict[str, int]:
-    """Find positions and causal masks that begin at a constant above 0 instead of at the length of the cache.
-
-    Five forms: Range(c, ...), Range(0, ...) + c without another addend, constant positions c, c + 1, ... of a table or
-    a RotaryEmbedding, a slice of a constant from c to an end that varies, and a triangular mask on a later diagonal.
-
-    Returns:
-        The constants, by the name of the value.
-    """
+    """Find positions and causal masks that begin at a constant above 0 instead of at the length of the cache."""
     varying = set(graph.inputs)
     found: dict[str, int] = {}
     for node in graph:

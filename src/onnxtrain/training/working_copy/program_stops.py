@@ -24,17 +24,7 @@ from onnxtrain.parameters.exporters.pytorch import (
 
 
 def stop_as_program(model: ir.Model) -> tuple[str, ...]:
-    """Add StopGradient to a working copy where the program of its file stops gradients, in place.
-
-    An embedding with ``padding_idx=p`` passes no gradient from the tokens p to its table, and one with
-    ``scale_grad_by_freq`` divides that of each token by its count, as in PyTorch.
-
-    Args:
-        model: A working copy with shapes whose nodes have the exporter's metadata.
-
-    Returns:
-        The names of calls whose inputs are detached in the program, where the file leaves open which inputs.
-    """
+    """Add StopGradient to a working copy where the program of its file stops gradients, in place."""
     graph, calls = model.graph, dict[str, list[ir.Node]]()
     for node in graph:
         call = node.metadata_props.get(CALL, "")
@@ -61,16 +51,7 @@ def stop_as_program(model: ir.Model) -> tuple[str, ...]:
 
 
 def _detached(nodes: list[ir.Node], call: str, known: set[str | None]) -> list[tuple[ir.Node, int]] | None:
-    """Return the inputs of nodes that are results of ``detach`` in their call, also where the file has no Identity.
-
-    Args:
-        nodes: The nodes that compute the call.
-        call: ``%sum : [num_users=1] = call_function[target=...](args = (%x, %detach), kwargs = {})``.
-        known: The names in the program of all values of the file.
-
-    Returns:
-        Nodes and slots, or ``None`` where their order and names do not tell which they are.
-    """
+    """Return the inputs of nodes that are results of ``detach`` in their call, also where the file has no Identity."""
     names = arguments(call)
     inner = {output for node in nodes for output in node.outputs}
     read = [
@@ -98,15 +79,7 @@ def _is_number(value: ir.Value) -> bool:
 
 
 def _pass_as_embedding(graph: ir.Graph, node: ir.Node, following: ir.Node | None, padding: int, *, share: bool) -> None:
-    """y = table[tokens], whose gradient passes as in PyTorch's embedding.
-
-    Args:
-        graph: The graph of the node.
-        node: The lookup.
-        following: The node behind it.
-        padding: The token of whose rows y is a constant to the gradient; negative for none.
-        share: True if the gradient is divided by how often each token occurs (``scale_grad_by_freq``).
-    """
+    """y = table[tokens], whose gradient passes as in PyTorch's embedding."""
     value = node.outputs[0]
     if node.op_type != "Gather" or node.domain or not is_float(value) or not (share or padding >= 0):
         return

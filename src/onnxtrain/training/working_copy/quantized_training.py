@@ -27,12 +27,7 @@ from onnxtrain.parameters.stored import Stored
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """Layout of scales along a tensor.
-
-    Attributes:
-        axis: The axis with several scales.
-        block: Elements along the axis that share a scale; 0 for one scale per index.
-    """
+    """Layout of scales along a tensor."""
 
     axis: int
     block: int = 0
@@ -61,13 +56,7 @@ class QuantizationScale:
 
 @dataclass(frozen=True)
 class Scales:
-    """Compute the file's scales from logarithms; the scale of a bias is the product of two.
-
-    Attributes:
-        tensor: The scales of the file; a scale keeps its bits as long as its logarithms are the first ones.
-        first: The trained factors of the file.
-        constant: Further factors that are not trained.
-    """
+    """Compute the file's scales from logarithms; the scale of a bias is the product of two."""
 
     tensor: ir.TensorProtocol
     first: Sequence[ir.TensorProtocol]
@@ -96,15 +85,7 @@ def logarithms_of(scales: ir.TensorProtocol) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Integers:
-    """Quantize a float weight, the first array, with the logarithms of its scales, the other arrays.
-
-    Attributes:
-        layout: Layout of the scales.
-        dtype: Type of the integers.
-        zeros: The zero points.
-        scales: Computes the scales.
-        weight: Returns the float weight if it is not trained.
-    """
+    """Quantize a float weight, the first array, with the logarithms of its scales, the other arrays."""
 
     layout: ScaleLayout
     dtype: ir.DataType
@@ -124,18 +105,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """An integer weight of the file that is a float in the working copy.
-
-    Attributes:
-        name: Name of the initializer.
-        integers: The tensor of the file.
-        dequantize: Computes the float weight.
-        made: The value that replaces the integers for their readers.
-        layout: Layout of its scales.
-        zeros: Its zero points.
-        scale: Its scale; without a name where the file has none, as of the bias of an operator on integers.
-        factors: Factors of the scale: itself, or for a bias the scales of the operands of its layer.
-    """
+    """An integer weight of the file that is a float in the working copy."""
 
     name: str
     integers: ir.TensorProtocol
@@ -206,13 +176,7 @@ _STEPS_OF_SCALES = {
 
 @dataclass
 class QuantizedTraining:
-    """Changes of a working copy for quantization-aware training.
-
-    Attributes:
-        weights: Integer weights that are floats now.
-        scales: Trained scales of the file by name.
-        made: The values that replace these scales.
-    """
+    """Changes of a working copy for quantization-aware training."""
 
     weights: list[QuantizedWeight] = field(default_factory=list)
     scales: dict[str, ir.TensorProtocol] = field(default_factory=dict)
@@ -248,13 +212,7 @@ class QuantizedTraining:
 
 
 def train_quantized(model: ir.Model) -> QuantizedTraining:
-    """Replace integer weights of a working copy by floats, and scales by logarithms, in place.
-
-    Requires: a sorted graph with types. Ensures: the same results, up to the rounding of a scale.
-
-    Raises:
-        OptionError: The model has no trainable quantized weight.
-    """
+    """Replace integer weights of a working copy by floats, and scales by logarithms, in place."""
     found = QuantizedTraining()
     graph = model.graph
     sites: dict[ir.Value, list[_Site]] = {}
@@ -281,17 +239,7 @@ def train_quantized(model: ir.Model) -> QuantizedTraining:
 
 @dataclass(frozen=True)
 class _Site:
-    """A node that reads an integer weight.
-
-    Attributes:
-        weight: The initializer.
-        node: The node that reads the initializer.
-        slot: The input slot.
-        reader: The node that reads the integers as a weight, perhaps behind a lookup.
-        scale: Its scale; without a name where the file has none, as of the bias of an operator on integers.
-        zero: Its zero point.
-        layout: Layout of both.
-    """
+    """A node that reads an integer weight."""
 
     weight: ir.Value
     node: ir.Node
@@ -462,11 +410,7 @@ def _scales_of_operands(node: ir.Node) -> tuple[QuantizationScale, ...]:
 
 
 def _scale_behind(node: ir.Node, weight: ir.Value) -> ir.Value | None:
-    """Return a weight's scale that multiplies the result of an integer operator, behind a Cast.
-
-    It may be multiplied with the other operand's scale before. Of two constants, the one with more elements, or with
-    the name that begins like the weight's, is the weight's.
-    """
+    """Return a weight's scale that multiplies the result of an integer operator, behind a Cast."""
     readers = arrivals(node.outputs[0])
     if len(readers) != 1 or readers[0][0].op_type != "Mul":
         return None

@@ -27,14 +27,7 @@ _STATISTICS = {3: "mean", 4: "var"}
 
 @dataclass(frozen=True)
 class Modes:
-    """Modes of layers that behave differently in training.
-
-    Attributes:
-        batch_norm: "frozen" for the file's running statistics, "train" for batch statistics with updated running ones,
-            or "sync" for the same over all processes (SyncBatchNorm).
-        dropout: Whether Dropout nodes are active.
-        seed: Seed of the dropout masks.
-    """
+    """Modes of layers that behave differently in training."""
 
     batch_norm: str = "frozen"
     dropout: bool = False
@@ -51,18 +44,7 @@ class Modes:
 
 
 class LayerCounts(NamedTuple):
-    """Counts of layers that behave differently in training, as declared by the file.
-
-    Attributes:
-        dropouts: Dropout nodes with a nonzero ratio.
-        dropping: Dropout nodes that the file sets to training mode.
-        undecided: Dropout nodes whose mode is computed or an input of the model.
-        nested_dropouts: Dropout nodes in bodies of If, Loop and Scan.
-        batch_norms: BatchNormalization nodes.
-        normalizing_batches: BatchNormalization nodes that the file sets to training mode.
-        nested_batch_norms: BatchNormalization nodes in bodies of If, Loop and Scan.
-        random: Types of operators that draw random numbers even in inference.
-    """
+    """Counts of layers that behave differently in training, as declared by the file."""
 
     dropouts: int = 0
     dropping: int = 0
@@ -215,10 +197,7 @@ def _use_running_statistics(node: ir.Node) -> None:
 
 
 def expand_calls_of_layers(model: ir.Model) -> None:
-    """Inline functions with dropout or batch normalization in the main graph, in place.
-
-    Each call then has its own layers, with their own seeds and statistics.
-    """
+    """Inline functions with dropout or batch normalization in the main graph, in place."""
     while True:
         calls = [
             node
@@ -233,14 +212,7 @@ def expand_calls_of_layers(model: ir.Model) -> None:
 
 
 def train_batch_norm(model: ir.Model) -> dict[str, str]:
-    """Set batch normalization to training mode, with batch statistics and updated running ones, in place.
-
-    Returns:
-        Maps initializers of running statistics to the values that replace them after a step.
-
-    Raises:
-        OptionError: Running statistics are not initializers, or have other readers.
-    """
+    """Set batch normalization to training mode, with batch statistics and updated running ones, in place."""
     statistics: dict[str, str] = {}
     for node in model.graph:
         if not is_batch_norm(node):
@@ -296,11 +268,6 @@ def train_dropout(model: ir.Model, seed: int) -> int:
 
 
 def seed_of_node(seed: int, position: int) -> int:
-    """Return the seed of one Dropout node.
-
-    ONNX Runtime 1.32 uses the minimal standard generator, seeded with this number plus the index of the run, modulo
-    2³¹ - 1, and 1 instead of 0. Masks of consecutive small seeds are correlated: two nodes with the seeds 1 and 2 and a
-    ratio of 0.1 drop half of their elements together. So seeds are spread.
-    """
+    """Return the seed of one Dropout node."""
     drawn = np.random.SeedSequence((seed % (1 << 63), position)).generate_state(1)[0]
     return int(drawn) % ((1 << 31) - 2) + 1

@@ -32,13 +32,7 @@ _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
 def widen(model: ir.Model) -> Halves:
-    """Widen a working copy to float32, in place; inputs keep their types, outputs do not.
-
-    Requires: types as declared by the file, before inference. Ensures: only inputs are in half precision.
-
-    Returns:
-        The file's tensors of the initializers that were in half precision.
-    """
+    """Widen a working copy to float32, in place; inputs keep their types, outputs do not."""
     halves: Halves = {}
     for function in model.functions.values():
         _widen_nodes(function)
@@ -65,13 +59,7 @@ def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> No
 
 
 def keep_types(model: ir.Model, halves: Halves, differentiated: Collection[str]) -> None:
-    """Restore the types of all initializers, in place; the gradients of some stay in float32.
-
-    Args:
-        model: A model that computes in float32.
-        halves: Initializers that were in half precision.
-        differentiated: Initializers with a gradient: all their readers read one widened value.
-    """
+    """Restore the types of all initializers, in place; the gradients of some stay in float32."""
     keep_frozen(model, halves, differentiated)
     for name in differentiated:
         value = model.graph.initializers.get(name)
@@ -81,12 +69,7 @@ def keep_types(model: ir.Model, halves: Halves, differentiated: Collection[str])
 
 
 def narrow_outputs(model: ir.Model, dtypes: Mapping[str, ir.DataType]) -> None:
-    """Cast outputs to the file's float16 or bfloat16 types, in place.
-
-    Args:
-        model: A model that computes in float32.
-        dtypes: Declared types by name; other outputs stay as they are.
-    """
+    """Cast outputs to the file's float16 or bfloat16 types, in place."""
     graph = model.graph
     narrowed: dict[ir.Value, ir.Value] = {}
     for index, value in enumerate(graph.outputs):
@@ -105,14 +88,7 @@ def narrow_outputs(model: ir.Model, dtypes: Mapping[str, ir.DataType]) -> None:
 
 
 def hold_rounded(model: ir.Model, halves: Halves, trained: Collection[str]) -> dict[str, str]:
-    """Hold parameters in bfloat16, in place; all their readers read one value in float32.
-
-    Returns:
-        The names of these values by parameter.
-
-    Raises:
-        OptionError: A parameter is in float16.
-    """
+    """Hold parameters in bfloat16, in place; all their readers read one value in float32."""
     wide = {}
     for name in trained:
         if name not in halves:

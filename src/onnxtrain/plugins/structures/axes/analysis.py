@@ -37,15 +37,7 @@ _QUANTIZED = {
 
 
 class Analysis(Findings):
-    """One pass over a graph, which applies the rules of its operators.
-
-    Args:
-        model: The model; types and shapes are inferred.
-        choices: For nodes with several ways to relate their axes, which to take.
-        kept_values: Parameters that masking a structure leaves as they are.
-        contents: The elements of tensors of sizes, as far as they are known.
-        change_outputs: Leave the axes of the model's outputs free.
-    """
+    """One pass over a graph, which applies the rules of its operators."""
 
     def __init__(
         self,
@@ -116,17 +108,7 @@ class Analysis(Findings):
 
 
 class Structures:
-    """The structures of a model: groups of indices of its tensors that are removed together.
-
-    A structure is known by its label, the smallest of those that its indices have.
-
-    Attributes:
-        model: The model; its sizes are constants where they were computed from shapes.
-        roots: The structure of each label.
-        locked: The structures that cannot be removed, each with the reason.
-        stops: Operators at which the search ended, each with the reason.
-        zero_points: The quantized weights, and their zero points as arrays that broadcast to them.
-    """
+    """The structures of a model: groups of indices of its tensors that are removed together."""
 
     def __init__(
         self,
@@ -264,11 +246,7 @@ class Structures:
         return np.flatnonzero(dead & ~alive)
 
     def remove(self, removed: Collection[int] | np.ndarray) -> None:
-        """Remove structures from the model, in place; it can be done once.
-
-        Raises:
-            OptionError: A tensor would lose all indices along an axis.
-        """
+        """Remove structures from the model, in place; it can be done once."""
         kept = self.kept(removed)
         parameters = list(self.parameters())
         computed = [(value, axes) for value, axes in self._analysis.known.items() if not value.is_initializer()]
@@ -295,12 +273,7 @@ class Structures:
 
 
 def find_structures(model: ir.Model, *, change_outputs: bool = False) -> Structures:
-    """Find the structures of a model.
-
-    Args:
-        model: The model; types and shapes are inferred. Sizes that it computes become constants where they are known.
-        change_outputs: Also look for structures that lie on an axis of an output of the model.
-    """
+    """Find the structures of a model."""
     _inline(model)
     contents = fold_sizes(model)
     _lift_constants(model)

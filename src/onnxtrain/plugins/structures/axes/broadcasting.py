@@ -32,14 +32,7 @@ def never_zero(axes: Sequence[Axis | None]) -> bool:
 
 
 def broadcast(node: Node, indices: Iterable[int], zero: Zero, *, skip: int = 0) -> list[Axis]:
-    """Join the axes of inputs that broadcast, aligned at the last axis.
-
-    Args:
-        node: The node.
-        indices: The inputs.
-        zero: Whether removed entries of the result are zero.
-        skip: Number of last axes that are left out.
-    """
+    """Join the axes of inputs that broadcast, aligned at the last axis."""
     inputs = [index for index in indices if node.has(index)]
     ranks = {index: node.rank(index) - skip for index in inputs}
     found: list[Axis] = []

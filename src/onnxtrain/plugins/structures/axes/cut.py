@@ -13,12 +13,7 @@ from onnxtrain.plugins.structures.axes.labels import Axis
 
 
 class Cut:
-    """The removal of structures from a model, as the rules see it.
-
-    Args:
-        graph: The graph that is changed.
-        kept: For each label, whether its indices stay.
-    """
+    """The removal of structures from a model, as the rules see it."""
 
     def __init__(self, graph: ir.Graph, kept: np.ndarray) -> None:
         self.graph, self._kept = graph, kept
@@ -45,13 +40,7 @@ class Cut:
         node.replace_input_with(index, self._initializer(node, array))
 
     def set_elements(self, node: ir.Node, index: int, changes: Mapping[int, int | Fraction]) -> None:
-        """Change elements of a vector of sizes that a node reads, also of one that the graph computes.
-
-        Args:
-            node: The node.
-            index: The input that holds the sizes.
-            changes: By position the new size, or the fraction of a computed one that stays.
-        """
+        """Change elements of a vector of sizes that a node reads, also of one that the graph computes."""
         value = node.inputs[index]
         assert value is not None
         tensor = constant_tensor(value)

@@ -19,23 +19,7 @@ _ZERO_WITH_PARAMETERS = frozenset(
 
 
 class Findings:
-    """The axes of values, what joins them, and what follows from a cut.
-
-    Args:
-        choices: For nodes with several ways to relate their axes, which to take.
-        kept_values: Parameters that masking a structure leaves as they are.
-        constants: Values that depend on weights alone.
-        contents: The elements of small integer tensors, as far as they are known.
-
-    Attributes:
-        labels: The labels of all indices.
-        tags: Labels of one kind of structure, and the kind.
-        costs: Lengths whose products are numbers of multiply-adds.
-        changes: Changes of attributes and constants when structures are removed.
-        judged: Labels that must have structures to remove if the choice of a node is a good one.
-        counts: The number of choices of each node that has several.
-        known: The axes of values.
-    """
+    """The axes of values, what joins them, and what follows from a cut."""
 
     def __init__(
         self,

@@ -9,16 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """An axis of a tensor: a label per index, or the reason why its indices cannot be removed.
-
-    Attributes:
-        labels: The label of each index; ``None`` for a fixed axis. Indices with joined labels are removed together.
-        reason: Why the axis is fixed.
-        zero: True if entries at removed indices are zero once the structure's parameters are, so that sums over the
-            axis do not change.
-        repeats: True for an axis of unknown size, such as a batch merged with heads: its index i has the label of i
-            modulo their number.
-    """
+    """An axis of a tensor: a label per index, or the reason why its indices cannot be removed."""
 
     labels: np.ndarray | None
     reason: str = ""

@@ -18,12 +18,7 @@ Outputs = Sequence[Axis] | list[list[Axis]]
 
 
 class Node:
-    """The node whose axes a rule relates.
-
-    Attributes:
-        ir: The node.
-        opset: Version of its domain.
-    """
+    """The node whose axes a rule relates."""
 
     def __init__(self, node: ir.Node, findings: Findings, opset: int) -> None:
         self.ir, self.opset, self._findings = node, opset, findings

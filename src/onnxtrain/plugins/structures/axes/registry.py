@@ -14,16 +14,7 @@ Rule = Callable[[Node], Outputs]
 
 
 class Entry(NamedTuple):
-    """A registered rule.
-
-    Attributes:
-        operator: Name of the operator.
-        domain: Its domain.
-        since: First opset version of the domain that the rule covers.
-        until: Last one.
-        function: The rule; ``None`` for an operator that fixes the axes of all its inputs and outputs.
-        reason: Why there is no rule.
-    """
+    """A registered rule."""
 
     operator: str
     domain: str

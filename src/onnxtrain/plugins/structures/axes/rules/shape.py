@@ -143,15 +143,7 @@ class _Count:
 
 
 class _Block:
-    """A block of axes that a reshape splits, merges, or both.
-
-    Args:
-        taken: The axes of the input.
-        before: Its shape.
-        after: The shape of the output.
-        own: The axes of the input in the block.
-        made: Those of the output.
-    """
+    """A block of axes that a reshape splits, merges, or both."""
 
     def __init__(
         self,
@@ -199,11 +191,7 @@ class _Block:
         )
 
     def _aligned(self, source: int) -> tuple[list[int], list[int]] | None:
-        """Return sizes on both sides in which an axis lies in equal places; ``None`` if there are none.
-
-        Axes of unknown size before the source, and what lies before them, count once on both sides: structures repeat
-        along them. So do those behind the source.
-        """
+        """Return sizes on both sides in which an axis lies in equal places; ``None`` if there are none."""
         own = [
             len(axis.labels) if axis.labels is not None else size if isinstance(size, int) else 1
             for axis, size in zip(self.axes, self.before, strict=True)
