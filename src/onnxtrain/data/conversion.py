@@ -237,7 +237,7 @@ def check_right_padded(array: Array, what: str, examples: Sequence[int] | Array)
 
 
 def check_indices(array: Array, rows: int, what: str, examples: Sequence[int] | Array) -> None:
-    """Refuse values, such as token ids, that are no row of the model's table; ONNX counts negative ones from its end."""
+    """Refuse values, such as token ids, that are no row of the model's table; negative ones count from its end."""
     wrong = (array < 0) | (array >= rows)
     if wrong.any():
         example = examples[first_row(np.atleast_1d(wrong))]

@@ -150,7 +150,7 @@ def match_batch(
     target: str | None = None,
     need_target: bool = True,
 ) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input and no target."""
+    """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input."""
     if isinstance(item, Mapping):
         return match_names(item, specs, subject, target=target, need_target=need_target)
     if isinstance(item, tuple) or (isinstance(item, list) and not is_array_like(item)):

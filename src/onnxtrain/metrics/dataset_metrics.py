@@ -195,7 +195,7 @@ def _one_against_rest(predictions: Predictions) -> Values:
 
 
 def _auc(kept: Values) -> float:
-    """Return the probability that a positive example scores higher than a negative one, ties counted half; macro mean."""
+    """Return the probability that a positive example scores higher than a negative one, ties half; macro mean."""
     areas = []
     for truth, scores in _columns(kept):
         if truth.all() or not truth.any() or np.isnan(scores).any():

@@ -131,7 +131,7 @@ def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
 
 
 def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
-    """Return the reason why ONNX Runtime rejects a model; ``None`` if it accepts the model, or the reason is unclear."""
+    """Return the reason why ONNX Runtime rejects a model; ``None`` if it accepts it, or the reason is unclear."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

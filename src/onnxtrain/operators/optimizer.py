@@ -218,7 +218,7 @@ def optimizer(
     required: bool = False,
     **more: Any,
 ) -> Callable[[type[S]], type[S]]:
-    """Give a dataclass of settings the schema of its operator, and a constructor that accepts all names of a setting."""
+    """Give a dataclass of settings the schema of its operator, and a constructor that takes all names of a setting."""
 
     def decorate(settings: type[S]) -> type[S]:
         values = {field.name: field.default for field in fields(settings)}

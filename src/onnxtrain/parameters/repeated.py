@@ -18,7 +18,7 @@ from onnxtrain.parameters.ties import Copy, Rows
 
 
 def find_repeated(model: ir.Model, size: int | None) -> list[Copy]:
-    """Find initializers that hold one tensor for each example: equal rows along the batch axis of those who read them."""
+    """Find initializers that hold one tensor for each example: equal rows along the batch axis of their readers."""
     if size is None or size < 2:
         return []
     graph, found = model.graph, []

@@ -40,7 +40,7 @@ def in_package() -> Path:
 
 
 def find() -> CudaUpdates | None:
-    """Load the library that the environment variable names, or the one in the package; return ``None`` without either."""
+    """Load the library that the environment variable names, or that of the package; return ``None`` without either."""
     named = os.environ.get(VARIABLE)
     if named:
         path = Path(named)

@@ -274,7 +274,7 @@ class DataAdapter:
 
 
 def known_orders(dataset: Dataset, head: LossHead, recorded: Sequence[str]) -> list[Sequence[str]]:
-    """Return orders of labels that are known before training: of all classes of the model, and of the data's numbers."""
+    """Return orders of labels that are known before training: of all classes of the model and of the data's numbers."""
     of_model = [recorded] if recorded and len(recorded) == head.classes else []
     return [*of_model, *([dataset.declared_labels] if dataset.declared_labels else [])]
 

@@ -366,7 +366,7 @@ class Objective:
         return rules
 
     def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
-        """Return metrics that read this model's predictions, from names or functions; by output where it has several."""
+        """Return metrics that read this model's predictions, from names or functions; by output if it has several."""
         if are_none(metrics):
             metrics = self.heads[0].loss.own_metrics if len(self.heads) == 1 else ()
         if are_none(metrics):
