@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from onnxtrain.cli.app import COMMANDS, build, module_of
+from onnxtrain.cli.app import COMMANDS, build
 from onnxtrain.cli.flags import COMMON
 from onnxtrain.cli.messages import in_flags
 
@@ -34,7 +34,7 @@ def test_the_help_of_every_command_has_two_screens_at_most(success, monkeypatch,
     for command in COMMANDS:
         out = success(command, "--help").out
         assert len(out.splitlines()) <= MOST, command
-        assert module_of(command).EXAMPLES.strip() in re.sub(r" +\n", "\n", out)
+        assert COMMANDS[command].EXAMPLES.strip() in re.sub(r" +\n", "\n", out)
         assert (f"onnxtrain {command} --help GROUP, or --help-all" in out) is (command in SHORT), command
 
 
@@ -49,7 +49,7 @@ def test_every_flag_is_in_one_group_and_in_all(success, command):
         assert len(flag.findall(everything)) == 1, argument.name
         assert sum(bool(flag.search(page)) for page in pages) == 1, argument.name
         assert flag.search(short) or not argument.required, argument.name
-    assert getattr(module_of(command), "MORE_EXAMPLES", "").strip() in re.sub(r" +\n", "\n", everything)
+    assert getattr(COMMANDS[command], "MORE_EXAMPLES", "").strip() in re.sub(r" +\n", "\n", everything)
 
 
 def test_the_short_help_has_what_most_people_need(success):

@@ -33,14 +33,14 @@ FUZZED = {
     "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py", "adapters/architectures.py"),
     "small": (
         "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py",
-        "data/preprocessor.py", "report/runs.py",
+        "data/preprocessor.py", "training/report/runs.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
     ),
     "tables": (
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
         "data/images.py", "data/text_file.py",
     ),
-    "texts": ("text/rows.py", "text/tokenizer_files.py"),
+    "texts": ("plugins/text/rows.py", "plugins/text/tokenizer_files.py"),
 }  # fmt: skip
 """The subject that feeds each file of the source that reads others' files."""
 
@@ -48,9 +48,9 @@ SERVERS = {"pages": ("federated_pages/page_server.py",)}
 """For each file of the examples that receives network data, the subject that feeds it."""
 
 OWN = (
-    "pruning/report.py", "cli/export.py", "cli/process.py", "passes/description.py",
-    "hub.py",
-    "data/limited_process.py", "data/limited_worker.py", "data/tokenizing_worker.py", "text/template_worker.py",
+    "plugins/pruning/report.py", "cli/export.py", "cli/process.py", "lowering/description.py",
+    "interop/hub.py",
+    "data/limited_process.py", "data/limited_worker.py", "data/tokenizing_worker.py", "plugins/text/template_worker.py",
 )  # fmt: skip
 """Readers of trusted data only: files of packages, files just written, messages of worker processes."""
 

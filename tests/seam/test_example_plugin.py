@@ -77,7 +77,7 @@ def test_command_and_loss_of_the_command_line(run, tmp_path):
     np.savetxt(tmp_path / "a.points", np.ones((3, 3)))
     assert run("-m", "onnxtrain", "points", "a.points").stdout == "3 points of 2 numbers\n"
     assert "│ points " in run("-m", "onnxtrain", "--help").stdout
-    assert "log_cosh" in run("-m", "onnxtrain", "fit", "--help").stdout
+    assert "log_cosh" in run("-m", "onnxtrain", "fit", "--help-all").stdout
 
 
 def test_a_plugin_that_fails_is_named_and_left_out(run, installed, tmp_path):

@@ -379,6 +379,7 @@ class Momentum(Optimizer):
         deep learning", ICML 2013; ai.onnx.preview.training::Momentum, version 1.
 
     Example:
+        >>> import numpy as np
         >>> Momentum(learning_rate=0.05, mode="nesterov").node_attributes()
         {'alpha': 0.9, 'beta': 1.0, 'mode': 'nesterov', 'norm_coefficient': 0.0}
         >>> from onnxtrain.operators import momentum
@@ -514,6 +515,7 @@ class SGD(Optimizer):
         deep learning", ICML 2013; onnxtrain::SGD, version 1.
 
     Example:
+        >>> import numpy as np
         >>> SGD(learning_rate=0.1, momentum=0.9, nesterov=True).node_attributes()
         {'momentum': 0.9, 'dampening': 0.0, 'weight_decay': 0.0, 'mode': 'nesterov'}
         >>> SGD().states
@@ -593,6 +595,7 @@ class SSGD(Optimizer):
         Algorithm for Unbiased DNN Pruning", ICASSP 2020.
 
     Example:
+        >>> import numpy as np
         >>> [state.name for state in SSGD(alpha=0.9).states], SSGD().states
         (['V'], ())
         >>> from onnxtrain.operators import ssgd

@@ -72,6 +72,7 @@ class Momentum(Optimizer):
         deep learning", ICML 2013; ai.onnx.preview.training::Momentum, version 1.
 
     Example:
+        >>> import numpy as np
         >>> Momentum(learning_rate=0.05, mode="nesterov").node_attributes()
         {'alpha': 0.9, 'beta': 1.0, 'mode': 'nesterov', 'norm_coefficient': 0.0}
         >>> from onnxtrain.operators import momentum

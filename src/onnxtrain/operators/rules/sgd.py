@@ -73,6 +73,7 @@ class SGD(Optimizer):
         deep learning", ICML 2013; onnxtrain::SGD, version 1.
 
     Example:
+        >>> import numpy as np
         >>> SGD(learning_rate=0.1, momentum=0.9, nesterov=True).node_attributes()
         {'momentum': 0.9, 'dampening': 0.0, 'weight_decay': 0.0, 'mode': 'nesterov'}
         >>> SGD().states

@@ -158,6 +158,7 @@ class SSGD(Optimizer):
         Algorithm for Unbiased DNN Pruning", ICASSP 2020.
 
     Example:
+        >>> import numpy as np
         >>> [state.name for state in SSGD(alpha=0.9).states], SSGD().states
         (['V'], ())
         >>> from onnxtrain.operators import ssgd
