@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import subprocess
 import sys
@@ -21,6 +22,7 @@ PUBLIC = {
     "flower",
     "ray",
     "sklearn",
+    "torch",
     "EMA",
     "Group",
     "Lora",
@@ -205,6 +207,14 @@ def test_public_names():
         assert getattr(onnxtrain, name) is not None
     with pytest.raises(AttributeError, match="No onnxtrain attribute nonsense"):
         onnxtrain.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(onnxtrain._MODULES.keys() - {"flower", "ray", "torch"}))
+def test_public_modules_are_imported_by_their_names(name):
+    module = importlib.import_module(f"onnxtrain.{name}")
+    assert {*dir(module)} == {*dir(getattr(onnxtrain, name))}
+    entry = next(each for each in dir(module) if each[0] != "_")
+    assert getattr(module, entry) is getattr(getattr(onnxtrain, name), entry)
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

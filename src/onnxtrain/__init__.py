@@ -9,6 +9,8 @@ catch_early_interrupt()
 check_onnxruntime()
 
 import importlib  # noqa: E402 - Ctrl-C may come meanwhile
+import sys  # noqa: E402
+import types  # noqa: E402
 
 import lazy_loader  # noqa: E402
 
@@ -29,6 +31,7 @@ _MODULES = {
     "sklearn": "interop.sklearn",
     "testing": "autodiff.testing",
     "text": "plugins.text",
+    "torch": "interop.torch",
 }
 """Public modules by name, with the folders where they live."""
 
@@ -42,3 +45,17 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return list(__all__)
+
+
+def _importable(name: str) -> types.ModuleType:
+    """Return a module with the names of a public one, for ``from onnxtrain.callbacks import EarlyStopping``."""
+    module = types.ModuleType(f"{__name__}.{name}")
+    entries = {
+        "__getattr__": lambda entry: getattr(__getattr__(name), entry),
+        "__dir__": lambda: dir(__getattr__(name)),
+    }
+    vars(module).update(entries)
+    return module
+
+
+sys.modules.update({f"{__name__}.{name}": _importable(name) for name in _MODULES})

@@ -34,6 +34,7 @@ from .interop import flower as flower
 from .interop import hub as hub
 from .interop import ray as ray
 from .interop import sklearn as sklearn
+from .interop import torch as torch
 from .lowering.lower import lower as lower
 from .operators import LAMB as LAMB
 from .operators import SGD as SGD
