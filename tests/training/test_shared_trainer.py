@@ -282,7 +282,7 @@ def test_frequent_predictions_are_packed_until_the_weights_change(shared, tmp_pa
 
 def test_predictions_are_not_packed_while_the_weights_may_change():
     trainer = make()
-    with trainer._states.training("fit", changes=True):
+    with trainer.executor.states.training("fit", changes=True):
         for _ in range(150):
             trainer.predict(X)
     assert not packed(trainer)
