@@ -9,15 +9,31 @@ version before it where there is one, and otherwise waits for the end of the cha
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from threading import get_ident
 from typing import Any, Self
 
 import numpy as np
 
 from onnxtrain.errors import BusyError
+
+_numbers = itertools.count(1)
+_local = threading.local()
+
+
+def _thread() -> int:
+    """Return a number that no other thread ever has; identifiers of threads are used again."""
+    try:
+        number: int = _local.number
+    except AttributeError:
+        number = _local.number = next(_numbers)
+    return number
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class Versioned(MutableMapping[str, np.ndarray]):
@@ -27,8 +43,9 @@ class Versioned(MutableMapping[str, np.ndarray]):
         self.version = 0
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._trainer = 0  # identifier of the thread that trains
-        self._home = get_ident()  # the thread that trained last, whose arrays are live
+        self._trainer = 0  # number of the thread that trains
+        self._home = _thread()  # the thread that trained last, whose arrays are live; once it has ended, the main one
+        self._training = threading.current_thread()  # the thread that trained last
         self._call = ""  # its outermost call
         self._calls = self._change = 0  # its depth of calls, and the depth at which a change began
         self._runs = 0  # runs of readers on these values
@@ -55,20 +72,20 @@ class Versioned(MutableMapping[str, np.ndarray]):
     @property
     def is_foreign(self) -> bool:
         """True while another thread trains."""
-        return self._trainer not in (0, get_ident())
+        return self._trainer not in (0, _thread())
 
     @property
     def is_home(self) -> bool:
-        """True in the thread that trained last, or where that one has ended."""
-        me = get_ident()
-        if self._home != me and not self._trainer and all(each.ident != self._home for each in threading.enumerate()):
+        """True in the thread that trained last, and in the main one once that has ended."""
+        me = _thread()
+        if self._home != me and not (self._trainer or self._training.is_alive()) and _is_main():
             self._home = me
         return self._home == me
 
     @property
     def is_own(self) -> bool:
         """True in a :meth:`training` of this thread."""
-        return self._trainer == get_ident()
+        return self._trainer == _thread()
 
     def training(self, call: str, *, changes: bool = False) -> Training:
         """Return the context of a call that changes values: no other thread may begin one meanwhile."""
@@ -117,17 +134,17 @@ class Versioned(MutableMapping[str, np.ndarray]):
                 reading.end(values)
 
     def _begin(self, call: str) -> None:
-        me = get_ident()
+        me = _thread()
         with self._lock:
             if self._trainer != me:
                 if self._trainer:
-                    name = next((each.name for each in threading.enumerate() if each.ident == self._trainer), "")
                     raise BusyError(
-                        f"{call} changes a trainer that another thread ({name!r}) trains in {self._call}; one thread "
-                        "trains at a time, so leave all training to one thread, for example with a queue of its data, "
-                        "or hold one lock in all calls that train."
+                        f"{call} changes a trainer that another thread ({self._training.name!r}) trains in "
+                        f"{self._call}; one thread trains at a time, so leave all training to one thread, for example "
+                        "with a queue of its data, or hold one lock in all calls that train."
                     )
                 self._trainer, self._home, self._call = me, me, call
+                self._training = threading.current_thread()
             self._calls += 1
 
     def _end(self) -> None:
