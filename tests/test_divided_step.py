@@ -29,4 +29,4 @@ def test_several_sessions_compute_the_same_as_one(monkeypatch, count):
         assert pieces.step(feeds) == steps.step(feeds, divided_step.LEARNING_RATE)
     assert pieces.bytes_between >= 4 * 6 * 16  # an activation at least
     for name in steps.checkpoint_names:
-        np.testing.assert_array_equal(pieces.executor.states[name], steps.states[name], err_msg=name)
+        np.testing.assert_array_equal(pieces._states[name], steps.states[name], err_msg=name)

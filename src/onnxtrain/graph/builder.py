@@ -83,7 +83,10 @@ class Builder:
     def _padded_on_every_axis(
         self, x: Value | None, pads: Value | None, fill: Value | None, axes: Value | None
     ) -> list[Value | None]:
-        """Pad's inputs with pads for every axis instead of ``axes``; an unknown rank is computed in the graph."""
+        """Pad's inputs with pads for every axis instead of ``axes``; an unknown rank is computed in the graph.
+
+        ONNX Runtime fails on Pad with axes between transpositions (workarounds: transposed padding).
+        """
         if x is None or pads is None or axes is None:
             return [x, pads, fill, axes]
         listed = axes.constant()

@@ -74,7 +74,10 @@ def _depth(graph: ir.Graph) -> int:
 
 
 def has_body_in_branches(model: ir.Model, branches: int) -> bool:
-    """Return whether a node with a body lies inside that many nested branches; functions count at their calls."""
+    """Return whether a node with a body lies inside that many nested branches; functions count at their calls.
+
+    ONNX Runtime has a bug with these nodes (workarounds: branches that move twice).
+    """
     return _has_body(model.graph, model.functions, set(), branches)
 
 

@@ -40,7 +40,10 @@ def attribute_key(attributes: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 def clean(model: ir.Model) -> ir.Model:
-    """Merge common subexpressions, remove identities and dead nodes, in place."""
+    """Merge common subexpressions, remove identities and dead nodes, in place.
+
+    Requires: a topologically sorted graph. Ensures: inputs, outputs and their names stay.
+    """
     merge_common_subexpressions(model.graph)
     remove_identities(model.graph)
     return remove_unused(model)

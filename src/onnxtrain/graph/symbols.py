@@ -26,7 +26,13 @@ from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
 
 
 def resolve_symbols(graph: ir.Graph) -> bool:
-    """Replace made-up symbols by the sizes or symbols that they are equal to, in place."""
+    """Replace made-up symbols by the sizes or symbols that they are equal to, in place.
+
+    Requires: a sorted graph whose shapes ONNX has inferred. Ensures: shapes are the same or more specific.
+
+    Returns:
+        True if any symbol was replaced, so that another inference may find more.
+    """
     resolver = _Resolver()
     for node in graph:
         resolver.visit(node)
@@ -39,6 +45,8 @@ def needs_inference(graph: ir.Graph) -> bool:
     """Return whether ONNX may infer further unknown sizes, now that others are known.
 
     It cannot if each unknown shape belongs to an operator that Python infers, too; these shapes are filled in.
+
+    Requires: a graph that :func:`resolve_symbols` has gone through.
     """
     for node in graph:
         if subgraphs(node):

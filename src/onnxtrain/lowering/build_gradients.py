@@ -33,7 +33,20 @@ class Derivative(NamedTuple):
 
 
 def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Iterator[Backward]:
-    """Replace every Gradient node by the nodes that compute it, then append the derivative, in place, one by one."""
+    """Replace every Gradient node by the nodes that compute it, then append the derivative, in place, one by one.
+
+    The model's metadata (:class:`~onnxtrain.autodiff.options.GradientOptions`) holds the options of the gradients and
+    is removed with them. A gradient may differentiate nodes of an earlier one. If the model replaces NaN in the result
+    of a softmax, the softmax's gradient reads the replacement.
+
+    Requires: a sorted graph. Ensures: a sorted graph without Gradient nodes; fused operators are still nodes.
+
+    Yields:
+        The nodes that carry a gradient, as soon as they are in the graph.
+
+    Raises:
+        GradientError: A name does not exist, an x determines another, operators have no rule.
+    """
     _check_nested(model)
     options = GradientOptions.read(model.metadata_props)
     GradientOptions.remove(model.metadata_props)

@@ -23,7 +23,16 @@ _APART = 1_000_003
 
 
 def counter_based_dropout(model: ir.Model) -> None:
-    """Replace Dropout nodes that drop and have a seed by ``CountedDropout`` of the domain ``onnxtrain``, in place."""
+    """Replace Dropout nodes that drop and have a seed by ``CountedDropout`` of the domain ``onnxtrain``, in place.
+
+    Its inputs are x, the ratio and the counters that the model's metadata names. Nodes in the bodies of control flow
+    stay, and so do all nodes where the metadata names no counters, as in training models of other tools.
+
+    Requires: a sorted graph. Ensures: a sorted graph.
+
+    Raises:
+        ModelError: The metadata entry is not a list of names.
+    """
     graph = model.graph
     entry = model.metadata_props.pop(COUNTERS_KEY, "[]")
     names = read_texts(entry)

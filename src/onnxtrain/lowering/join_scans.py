@@ -24,6 +24,8 @@ def join_scans(graph: ir.Graph) -> None:
 
     The pattern is a Scan with one state, which starts at zero and to which each step adds a number, and a Scan over the
     same tensors in the opposite order that does not depend on the first.
+
+    Requires: a sorted graph whose gradients are built. Ensures: a sorted graph; the order of summation changes.
     """
     joined = False
     for forward in [node for node in graph if _is_sum(node)]:

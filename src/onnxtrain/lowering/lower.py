@@ -102,7 +102,11 @@ def lower(
 
 
 def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> StepEntry:
-    """Merge one entry of a training model into a working graph for the list of passes."""
+    """Merge one entry of a training model into a working graph for the list of passes.
+
+    Requires: a training model that is valid. Ensures: one sorted graph of opset 18 or newer, whose states are inputs;
+    other tensors are initializers, and the model's options of gradients are its metadata.
+    """
     working = ir.from_proto(upgrade_opset(joined_model(model, index), MINIMUM_OPSET))
     set_folder(working, folder)
     metadata = {entry.key: entry.value for entry in model.metadata_props}

@@ -22,6 +22,9 @@ def notify_gradients(graph: ir.Graph, groups: Sequence[Sequence[str]]) -> None:
 
     ONNX Runtime keeps the order of a graph as far as it can, so that a node runs soon after its last input is ready. An
     output that is a copy of another value becomes that value, so that its producer writes the memory of the output.
+
+    Requires: a sorted graph for native kernels, whose outputs the groups name. Ensures: a sorted graph with an input
+    :data:`LISTENER`, int64 [], and one more output for each group.
     """
     outputs = {str(value.name): value for value in graph.outputs}
     for name in (name for group in groups for name in group):

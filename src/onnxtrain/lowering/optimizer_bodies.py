@@ -35,6 +35,11 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
 
     Nodes in subgraphs and in functions are replaced, too (such functions are inlined). A model-local function
     that defines an operator of the same domain and name has precedence: its calls stay.
+
+    Requires: a graph without Gradient nodes. Ensures: a sorted graph without dead nodes.
+
+    Raises:
+        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     _inline_functions(model)
     if not any(True for _ in _optimizer_nodes(model, model.graph)):
@@ -112,7 +117,13 @@ def _drop_unused_domains(model: ir.Model) -> None:
 
 
 def lower_without_kernel(model: ir.Model) -> ir.Model:
-    """Replace the optimizer nodes without a native kernel, such as SSGD with a registered measure, in place."""
+    """Replace the optimizer nodes without a native kernel, such as SSGD with a registered measure, in place.
+
+    Requires: a graph without Gradient nodes. Ensures: a sorted graph; without such nodes nothing changes.
+
+    Raises:
+        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
+    """
     optimizers = list(_optimizer_nodes(model, model.graph))
     kept = frozenset(node for node in optimizers if has_kernel(node))
     return model if len(kept) == len(optimizers) else lower_optimizers(model, kept)
@@ -124,6 +135,11 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     The kernels accept only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
     Nodes in subgraphs, of other operators, with blocks of weights or a registered measure, and of types other than
     float and double are not returned.
+
+    Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
+
+    Raises:
+        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     candidates = [
         node
@@ -189,7 +205,13 @@ _STEP = np.float32(0.6 * 2.0**-7)
 
 
 def check_states(graph: ir.Graph) -> None:
-    """Refuse states in 8 bits outside the update of a kernel."""
+    """Refuse states in 8 bits outside the update of a kernel.
+
+    Requires: a graph after the passes that move states into updates. Ensures: it is unchanged and has no such states.
+
+    Raises:
+        OperatorError: A node decodes or encodes them.
+    """
     for node in graph:
         if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (DECODE, ENCODE):
             raise OperatorError(

@@ -96,6 +96,12 @@ def target_webgpu(model: ir.Model) -> None:
     ONNX Runtime runs operators on the CPU that the provider does not list. The provider lists, but does not support,
     MaxPool's output Indices, which gradients of MaxPool read if image sizes are unknown. It computes some convolutions
     wrongly; this pass replaces them by others. (workarounds: indices on WebGPU, convolutions on WebGPU)
+
+    Requires: a graph without functions, and without batch normalization in training mode. Ensures: a graph without
+    float64 that the provider runs.
+
+    Raises:
+        OptionError: The model itself is float64, or it needs those indices.
     """
     if any(value.dtype == ir.DataType.BFLOAT16 for value in model.graph.inputs):
         raise OptionError(
@@ -119,6 +125,11 @@ def _use_single_precision(model: ir.Model) -> None:
 
     The bodies of optimizers compute in float64 only the values that depend on learning rate and update count. In
     float32 a step differs by some units in the last place of the update.
+
+    Requires: a graph without functions. Ensures: a graph without float64.
+
+    Raises:
+        OptionError: The model itself is float64.
     """
     graph = model.graph
     for value in (*graph.inputs, *graph.outputs):

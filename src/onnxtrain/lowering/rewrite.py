@@ -48,7 +48,15 @@ class Rule:
 
 
 class Rewrite:
-    """A pass that applies rules, one after another, each to the whole graph, in place."""
+    """A pass that applies rules, one after another, each to the whole graph, in place.
+
+    Requires: a sorted graph with types and shapes. Ensures: the same; new nodes are where the last of the old ones was;
+    values that graph outputs or Gradient nodes name stay, and so do their dependents.
+
+    Args:
+        *rules: The rules, in order.
+        sort: True to sort a changed graph, where nodes may then read values of later ones.
+    """
 
     def __init__(self, *rules: Rule, sort: bool = False) -> None:
         self.rules = rules

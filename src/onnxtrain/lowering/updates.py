@@ -78,6 +78,21 @@ def fuse_updates(model: ir.Model) -> None:
 
     Separate operators read and write all gradients again, which takes almost as long as the update itself, and bfloat16
     states would also exist in float32.
+
+    An optimizer node is replaced if all its gradients are multiplied by one scalar, if some gradients are
+    ``Where(mask, gradient, 0)``, or if its states are bfloat16 or 8-bit with stochastic rounding. It becomes
+    FusedAdagrad, FusedAdam, … of the domain ``onnxtrain``, with inputs R, T, factor, then all X, all G, with
+    ``masked = 1`` all masks (bool, of X's shape), and all states, and with the attributes and outputs of the operator.
+
+    - With ``seeds``, one for each state in order, states are bfloat16.
+    - With ``blockwise = 1``, too, states are 8-bit; their scales precede them in the inputs and follow them in the
+      outputs.
+    - With ``parameter_seeds``, X is bfloat16, rounded likewise.
+
+    Parameters with a mask and parameters without get separate nodes, and so do parameters with other states and
+    parameters held in bfloat16. Other readers of the clipped or masked gradient keep reading it.
+
+    Requires: a sorted graph. Ensures: the same.
     """
     graph = model.graph
     if _lacks_shapes(graph):  # of factors and masks in training models of other tools
@@ -265,6 +280,13 @@ def optimizer_in_backward(graph: ir.Graph) -> None:
 
     One node for all parameters keeps all gradients until it runs: as many bytes as the weights. Behind the last reader
     of its weights, a part's gradients are released at once. In a portable graph the runtime chooses the order.
+
+    If a node that is not an ancestor of a part's gradients reads its weights, such as the matmul for the gradient of a
+    layer's input, the part gets its learning rate through ``After``, so that it may write the weights in place. Each
+    part is inserted at the earliest possible position, since ONNX Runtime mostly keeps the order of a graph. Optimizer
+    nodes whose gradients share a clipping factor stay: the factor needs the norm of all of them.
+
+    Requires: a sorted graph. Ensures: the same.
     """
     for node in list(graph):
         schema = find(node.domain, node.op_type)

@@ -89,7 +89,10 @@ def with_embedded(
 
 
 def lift(proto: ModelProto, embedded: Sequence[EmbeddedWeight]) -> None:
-    """Turn embedded weights into initializers of the main graph, in place."""
+    """Turn embedded weights into initializers of the main graph, in place.
+
+    Requires: the nodes are in the order of the model whose weights were found. Ensures: values keep their names.
+    """
     moved = []
     linear: dict[Path, tuple[Any, Any, dict[str, str]]] = {}
     for item in embedded:

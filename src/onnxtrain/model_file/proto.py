@@ -178,7 +178,11 @@ def _copy_field(target: ModelProto | GraphProto, name: str, value: object) -> No
 
 
 def skeleton(proto: ModelProto) -> ModelProto:
-    """Copy a model with a placeholder node for each large tensor, also in subgraphs and functions."""
+    """Copy a model with a placeholder node for each large tensor, also in subgraphs and functions.
+
+    Ensures:
+        Names, types and shapes of all values are known as before; the size does not depend on the weights'.
+    """
     copy = ModelProto(ir_version=proto.ir_version)
     copy.opset_import.extend(proto.opset_import)
     copy.opset_import.add(domain=STAND_IN_DOMAIN, version=1)

@@ -57,6 +57,8 @@ def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[st
     directly or through values that need not be stored, is the writer itself (and reads each element before it writes
     it), or an ancestor of the writer, which runs earlier, and is not fused with the writer. Any other state needs a
     second buffer.
+
+    Requires: the final graph, which no later pass changes. Ensures: it is unchanged.
     """
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}

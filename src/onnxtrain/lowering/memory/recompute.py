@@ -55,7 +55,12 @@ SHAPES_ONLY = frozenset({"Shape", "Size"})
 
 
 def number_layers(graph: ir.Graph, patterns: Sequence[str]) -> dict[str, str]:
-    """Return the layer of each value that a node of a numbered layer computes, by the names of both."""
+    """Return the layer of each value that a node of a numbered layer computes, by the names of both.
+
+    Later passes fuse nodes, and give the result of the new one the name of the old.
+
+    Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged.
+    """
     if LAYERS not in patterns:
         return {}
     found = {node: name for node in graph if (name := _layer_of(node))}
@@ -83,7 +88,13 @@ def _full_names(names: set[str]) -> dict[str, str]:
 
 
 def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str, str]) -> None:
-    """Refuse patterns that match no node name."""
+    """Refuse patterns that match no node name.
+
+    Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged; each pattern matches a name.
+
+    Raises:
+        GradientError: A pattern matches no name.
+    """
     if not patterns:
         return
     nodes = [node for node in graph if node.name and not (node.op_type == "Gradient" and node.domain)]
@@ -104,6 +115,7 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str], laye
     Neighbouring matching nodes are recomputed together, from the inputs of the first of them. Values that are not
     floating (shapes, indices) and nodes that draw random numbers are not recomputed. Requires: a sorted graph without
     dead nodes.
+    Ensures: the same, and every output equal bit by bit.
     """
     if not patterns:
         return

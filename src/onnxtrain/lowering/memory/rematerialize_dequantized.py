@@ -28,6 +28,10 @@ def rematerialize_dequantized(graph: ir.Graph) -> None:
     weights of a model would be in float at once, four or eight times as large as they are. ONNX Runtime would also run
     these nodes, which need nothing but weights, ahead of all others; so their scales wait for the other input of the
     reader: zero times its number of elements is added to them.
+
+    An update that reads a weight keeps the node as it is: :mod:`onnxtrain.lowering.updates` fuses the two.
+
+    Requires: a sorted graph whose trainable parameters are inputs. Ensures: a sorted graph that computes the same.
     """
     count, order = 0, {node: index for index, node in enumerate(graph)}
     main = Builder(graph, graph.opset_imports.get("", 1))

@@ -12,6 +12,8 @@ from onnxtrain import backend
 from onnxtrain.errors import GradientError
 from onnxtrain.lowering.pipeline import lower_graph
 
+pytestmark = pytest.mark.plugins  # they run the graphs by onnxtrain.backend
+
 X = np.asarray([1.0, -2.0, 3.0], np.float32)
 W = np.asarray([0.5, 4.0, -1.0], np.float32)
 
