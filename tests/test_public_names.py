@@ -211,10 +211,20 @@ def test_public_names():
 
 @pytest.mark.parametrize("name", sorted(onnxtrain._MODULES.keys() - {"flower", "ray", "torch"}))
 def test_public_modules_are_imported_by_their_names(name):
-    module = importlib.import_module(f"onnxtrain.{name}")
-    assert {*dir(module)} == {*dir(getattr(onnxtrain, name))}
-    entry = next(each for each in dir(module) if each[0] != "_")
-    assert getattr(module, entry) is getattr(getattr(onnxtrain, name), entry)
+    module = getattr(onnxtrain, name)
+    own = module.__spec__
+    assert importlib.import_module(f"onnxtrain.{name}") is module
+    assert module.__spec__ is own
+    assert own.name == f"onnxtrain.{onnxtrain._MODULES[name]}"
+
+
+def test_modules_of_public_ones_are_imported_once():
+    module = importlib.import_module("onnxtrain.callbacks.report")
+    assert module is importlib.import_module("onnxtrain.training.callbacks.report")
+    with pytest.raises(ModuleNotFoundError, match="nothing"):
+        importlib.import_module("onnxtrain.callbacks.nothing")
+    with pytest.raises(ModuleNotFoundError, match="nonsense"):
+        importlib.import_module("onnxtrain.nonsense")
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -11,6 +11,7 @@ check_onnxruntime()
 import importlib  # noqa: E402 - Ctrl-C may come meanwhile
 import sys  # noqa: E402
 import types  # noqa: E402
+from importlib.machinery import ModuleSpec  # noqa: E402
 
 import lazy_loader  # noqa: E402
 
@@ -47,15 +48,23 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
-def _importable(name: str) -> types.ModuleType:
-    """Return a module with the names of a public one, for ``from onnxtrain.callbacks import EarlyStopping``."""
-    module = types.ModuleType(f"{__name__}.{name}")
-    entries = {
-        "__getattr__": lambda entry: getattr(__getattr__(name), entry),
-        "__dir__": lambda: dir(__getattr__(name)),
-    }
-    vars(module).update(entries)
-    return module
+class _PublicModules:
+    """Finds public modules by their names, wherever they live: ``from onnxtrain.callbacks import EarlyStopping``."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        package, _, inner = name.partition(".")
+        is_public = package == __name__ and inner.partition(".")[0] in _MODULES
+        return ModuleSpec(name, self) if is_public else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        _, name, *names = spec.name.split(".")
+        module = importlib.import_module(".".join([__name__, _MODULES[name], *names]))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state  # of where it lives
 
 
-sys.modules.update({f"{__name__}.{name}": _importable(name) for name in _MODULES})
+sys.meta_path.insert(0, _PublicModules())  # type: ignore[arg-type]  # first: a module is imported under one name
