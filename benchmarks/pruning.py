@@ -63,7 +63,7 @@ class StepSpec:
     """Training and pruning settings of a model, and the published result to reach.
 
     Attributes:
-        model: The function of ``onnxtrain.training.examples``.
+        model: The function of ``onnxtrain.examples``.
         weights: Number of weights, without biases.
         ssgd: Update rule of SSGD.
         magnitude: Update rule of the baseline, and of the dense training.
@@ -319,7 +319,7 @@ def stages_of(task: Task) -> Iterator[Outcome]:
     recipe = task.recipe
     train, test = parts_of(task)
     images = ShiftedImages(*train, batch_size=recipe.batch_size, reach=recipe.shift, seed=task.seed)
-    model: onnx.ModelProto = getattr(onnxtrain.training.examples, recipe.model)(seed=task.seed)
+    model: onnx.ModelProto = getattr(onnxtrain.examples, recipe.model)(seed=task.seed)
     if recipe.begins_dense(task.method):
         model = onnx.load(task.dense_file())
     for stage in recipe.stages_of(task.method):

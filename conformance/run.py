@@ -90,7 +90,7 @@ def tract(case: Path) -> Run:
 def onnxtrain(case: Path) -> Run:
     """Onnxtrain: training operators and TrainingInfoProto on stock ONNX Runtime."""
     if case.parent.name != TRAINING_INFO:
-        return backend("onnxtrain.interop.backend")(case)
+        return backend("onnxtrain.backend")(case)
     import onnxtrain
 
     session = onnxtrain.TrainingSession(case / "model.onnx")

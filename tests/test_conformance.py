@@ -186,7 +186,7 @@ def test_a_class_of_the_backend_api(
 ) -> None:
     """One that ends the process fails its cases, and the others go on."""
     (tmp_path / "fragile.py").write_text(
-        "import os\nfrom onnxtrain.interop.backend import OnnxTrainBackend\n\n\nclass Fragile(OnnxTrainBackend):\n"
+        "import os\nfrom onnxtrain.backend import OnnxTrainBackend\n\n\nclass Fragile(OnnxTrainBackend):\n"
         "    @classmethod\n    def prepare(cls, model, device='CPU', **kwargs):\n"
         "        if any(node.op_type == 'HardSigmoid' for node in model.graph.node):\n            os._exit(3)\n"
         "        return super().prepare(model, device, **kwargs)\n"

@@ -3,7 +3,7 @@
     python tools/walk.py [MODEL.onnx]
 
 trains one step on random data and counts. Without a model it uses the small convolutional network of
-onnxtrain.training.examples. Conversions between ONNX and onnx-ir, shape inferences and checks are counted where they
+onnxtrain.examples. Conversions between ONNX and onnx-ir, shape inferences and checks are counted where they
 are called, everything else by the functions of this package.
 """
 

@@ -3,7 +3,7 @@
 A hundred clients with 600 digits each; in every round ten of them train for one epoch in batches of ten (C = 0.1,
 E = 1, B = 10) on the perceptron "2NN" with two hidden layers of 200. The digits of a client are drawn from all (IID) or
 are two parts of 300 of the digits sorted by label. Source: McMahan et al., "Communication-efficient learning of deep
-networks from decentralized data", AISTATS 2017, table 1. Over a network, `onnxtrain.interop.flower` does the same.
+networks from decentralized data", AISTATS 2017, table 1. Over a network, `onnxtrain.flower` does the same.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_a_full_device_is_reported(command, start, full_device):
 @pytest.mark.thorough
 @pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}], ids=str)
 def test_characters_that_the_encoding_lacks_become_escapes(environment, start):
-    result = start("prune", "--help", PYTHONCOERCECLOCALE="0", **environment)
+    result = start("prune", "--help-all", PYTHONCOERCECLOCALE="0", **environment)
     assert (result.returncode, result.stderr) == (0, "")
     assert r"Weight \u03bb of the measure" in result.stdout
     assert result.stdout.isascii()

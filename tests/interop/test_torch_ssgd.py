@@ -1,4 +1,4 @@
-"""onnxtrain.interop.torch.SSGD: equal to the operator, and an optimizer of PyTorch like any other."""
+"""onnxtrain.torch.SSGD: equal to the operator, and an optimizer of PyTorch like any other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_equals_the_operator_bit_for_bit(settings, kernels, monkeypatch):
     if not kernels:
-        monkeypatch.setattr("onnxtrain.interop.torch.kernels_available", lambda: False)
+        monkeypatch.setattr("onnxtrain.torch.kernels_available", lambda: False)
     parameters = tensors()
     xs, addresses = arrays(parameters), [parameter.data_ptr() for parameter in parameters]
     states = [np.zeros_like(x) for x in xs] if settings.get("alpha") else []
@@ -196,6 +196,6 @@ def test_refuses_what_it_cannot_do():
 
 
 def test_says_that_pytorch_is_missing(monkeypatch):
-    monkeypatch.setattr("onnxtrain.interop.torch.torch", None)
+    monkeypatch.setattr("onnxtrain.torch.torch", None)
     with pytest.raises(OptionError, match="needs PyTorch, which is not installed: pip install torch"):
         SSGD([])

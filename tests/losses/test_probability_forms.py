@@ -428,6 +428,6 @@ def test_quantized_probabilities_are_probabilities(kind: str, name: str):
 
 @pytest.mark.parametrize("name", [name for name in onnxtrain.examples.__all__ if name != "points"])
 def test_outputs_of_networks_without_an_activation_are_logits(name: str):
-    make = getattr(onnxtrain.training.examples, name)
+    make = getattr(onnxtrain.examples, name)
     file = ModelFile.load(make((4, 3)) if name == "mlp" else make())
     assert kind_of_output(file, file.proto.graph.output[0].name) == "logits"

@@ -39,7 +39,7 @@ def libraries(tmp_path_factory):
 
 @pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request, libraries, monkeypatch):
-    """Runs the test once per instruction set; `onnxtrain.runtime.kernels` then uses it."""
+    """Runs the test once per instruction set; `onnxtrain.kernels` then uses it."""
     if request.param not in libraries:
         pytest.skip(f"this build or this CPU lacks {request.param}")
     library = libraries[request.param][1]

@@ -1,4 +1,4 @@
-"""Every argument of every function in `onnxtrain.runtime.kernels`, with invalid values: refused in one sentence."""
+"""Every argument of every function in `onnxtrain.kernels`, with invalid values: refused in one sentence."""
 
 import contextlib
 import ctypes

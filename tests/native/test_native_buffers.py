@@ -1,4 +1,4 @@
-"""Arguments of `onnxtrain.runtime.kernels`: NumPy arrays and DLPack tensors, checked before a pointer is used."""
+"""Arguments of `onnxtrain.kernels`: NumPy arrays and DLPack tensors, checked before a pointer is used."""
 
 import os
 import subprocess

@@ -111,7 +111,7 @@ def test_swapped_states_are_not_proved_both() -> None:
 @pytest.mark.parametrize("kernels", [None, False])
 @pytest.mark.parametrize("build", ["mlp", "lenet5", "small_transformer"])
 def test_proof_holds_on_the_graph_that_onnxruntime_runs(build: str, kernels: bool | None, tmp_path) -> None:
-    model = onnxtrain.examples.mlp((6, 8, 4)) if build == "mlp" else getattr(onnxtrain.training.examples, build)()
+    model = onnxtrain.examples.mlp((6, 8, 4)) if build == "mlp" else getattr(onnxtrain.examples, build)()
     training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam())
     options = onnxtrain.RuntimeOptions(kernels=kernels)
     session = TrainingSession(training, runtime=options)

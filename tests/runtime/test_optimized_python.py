@@ -85,7 +85,7 @@ def test_building_a_training_says_nothing(
     with caplog.at_level(logging.WARNING):
         for optimizer in (onnxtrain.Adam(), onnxtrain.SSGD()):
             trainer = onnxtrain.Trainer(
-                getattr(onnxtrain.training.examples, model)(),
+                getattr(onnxtrain.examples, model)(),
                 loss="softmax_cross_entropy",
                 optimizer=optimizer,
                 accumulate=accumulate,

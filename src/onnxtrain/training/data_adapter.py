@@ -335,6 +335,8 @@ def _reader(objective: Objective, names: DataNames) -> IterableDataset:
     """Return the dataset that converts the batches of single steps."""
     specs = [objective.for_any_rows(spec) for spec in names.specs(objective.inputs)]
     weights = None if objective.weights is None else tensor_spec(objective.weights)
+    if weights is not None and objective.batched:  # the last batch may be short
+        weights = dataclasses.replace(weights, shape=(None,))
     beside = [name for name, _ in objective.targets if name is not None] + ([] if weights is None else [weights.name])
     reader = IterableDataset((), specs, others=beside, whole=True)
     for name, head in objective.targets:

@@ -368,7 +368,7 @@ def test_hints_and_masks_of_a_pruned_file(tmp_path, capsys, pruned, storage):
     sentence = "training changes them; masks='keep' keeps them zero"
     with pytest.warns(TrainingHint, match=sentence):
         onnxtrain.Trainer(path, loss="cross_entropy")
-    sklearn = pytest.importorskip("onnxtrain.interop.sklearn")
+    sklearn = pytest.importorskip("onnxtrain.sklearn")
     with pytest.warns(TrainingHint, match=sentence):
         sklearn.OnnxClassifier(str(path), epochs=1).fit(X, Y)
     np.savez(tmp_path / "train.npz", input=X, label=Y)

@@ -106,7 +106,7 @@ def test_products_are_operators_of_their_domains():
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "lenet5_caffe", "lenet_300_100", "digits_cnn", "small_resnet"])
 def test_ordinary_models_keep_their_defaults(name):
-    build = getattr(onnxtrain.training.examples, name)
+    build = getattr(onnxtrain.examples, name)
     made = build((4, 8, 3)) if name == "mlp" else build()
     trainer = onnxtrain.Trainer(made, loss="softmax_cross_entropy", optimizer=onnxtrain.SSGD(0.01))
     assert trainer.objective.sparsified(trainer.config.sparsify) == [
