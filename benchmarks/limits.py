@@ -176,7 +176,7 @@ def measure_step(task: Task, steps: int) -> tuple[float, list[Node]]:
         profiled = onnxtrain_trainer(task, profile=str(Path(folder) / "profile"))
         for step in range(WARM_UP + steps):
             profiled.train_step(*batch(step))
-        session = profiled._session._steps[0]._session
+        session = profiled.executor.session._steps[0]._session
         events = json.loads(Path(session.end_profiling()).read_text())
     return min(taken[WARM_UP:]), nodes_of(events)
 

@@ -34,7 +34,7 @@ import numpy as np
 import onnx
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "axes"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "plugins" / "structures"))
 
 import masked_models
 
