@@ -102,7 +102,7 @@ def test_tests_of_schedules(core):
     assert passed(core, ("schedules",)) > 10
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # minutes
 @pytest.mark.timeout(3600)
 def test_tests_of_the_core(core):
     assert passed(core, CORE) > 2000
