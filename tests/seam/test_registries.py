@@ -1,4 +1,4 @@
-"""What plugins may register, and how the core finds it."""
+"""Entries that plugins may register, and the ways in which the core finds them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABELS = np.arange(12) % 3
 
 @pytest.fixture(autouse=True)
 def own_entries(monkeypatch):
-    """What a test registers is gone after it."""
+    """Entries of a test are gone after it."""
     registries.added("loss")  # all plugins are there
     copied = {kind: dict(entries) for kind, entries in registries._entries.items()}
     monkeypatch.setattr(registries, "_entries", copied)

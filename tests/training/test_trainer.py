@@ -377,7 +377,7 @@ def test_a_step_refuses_targets_of_other_rows(targets):
 
 @pytest.mark.parametrize("weights", [None, np.ones(2, np.float32)])
 def test_a_step_refuses_a_batch_again(weights):
-    """What a plan knows of a batch is what passed its checks."""
+    """A plan knows only the batches that passed its checks."""
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
     x, y = np.zeros((12, 4), np.float32), np.zeros(12, int)
     for _ in range(2):

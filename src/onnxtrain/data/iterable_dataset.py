@@ -26,7 +26,7 @@ from onnxtrain.errors import DataError
 
 
 class _Form(NamedTuple):
-    """What is known of batches of one form, so that the next one needs no checks of types and shapes."""
+    """Facts about batches of one form, so that the next one needs no checks of types and shapes."""
 
     arrays: list[tuple[str | None, np.dtype[Any], tuple[int, ...]]]
     specs: dict[str | None, TensorSpec]

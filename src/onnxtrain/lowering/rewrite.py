@@ -79,7 +79,7 @@ class Rewrite:
 
 @dataclass(eq=False)
 class Context:
-    """What guards ask about the graph that a rule changes."""
+    """Answers to guards about the graph that a rule changes."""
 
     model: ir.Model
     graph: ir.Graph

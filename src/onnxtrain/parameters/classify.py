@@ -3,7 +3,7 @@
 1. The file declares it: a parameter is trained unless no gradient passes its use; a buffer, a tensor of the code and
    what the exporter computed from these are not (use, value and name only word the reason).
 2. Its use says that it is a constant: a setting of an operator, angles, the mean of preprocessing.
-3. Its values do: tables of positions, masks, matrices of signal processing.
+3. Its values do: position tables, masks, matrices of signal processing.
 4. Its name does: a table, a mask, a literal, a running statistic.
 5. Nothing says that it is a constant, and its use (a layer reads it), its author's name or its values say that it is
    learned: it is trained.

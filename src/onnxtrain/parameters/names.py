@@ -1,4 +1,4 @@
-"""What the names of initializers say, and the module path of a weight whose name lacks it.
+"""Meaning of the names of initializers, and the module path of a weight whose name lacks it.
 
 PyTorch's exporters name the weight of a ``Linear`` by a number. The node that reads it knows its module
 (:func:`~onnxtrain.parameters.exporters.module_of`).

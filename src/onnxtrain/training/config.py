@@ -227,7 +227,7 @@ def _runtime_options(given: RuntimeOptions | None) -> RuntimeOptions:
 
 @dataclass(frozen=True)
 class Flag:
-    """How an option appears on the command line."""
+    """Form of an option on the command line."""
 
     help: str
     group: str = "Weights"

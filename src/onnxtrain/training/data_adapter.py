@@ -286,7 +286,7 @@ def is_packed(source: Any) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader may ask to convert data: see :func:`onnxtrain.register_reader`.
+    """Settings that a reader may ask for to convert data: see :func:`onnxtrain.register_reader`.
 
     Attributes:
         loss: The loss on targets; ``None`` where an output of the model is the loss, or where several have one.
@@ -323,7 +323,7 @@ READERS: Final[Registry[Callable[[Any, Reading], Any]]] = Registry(
 
 
 class _Plan(NamedTuple):
-    """How the last step read its batch, which serves those of the same form."""
+    """Plan of the last step's batch, which serves those of the same form."""
 
     forms: list[Any]
     objective: Objective

@@ -66,7 +66,7 @@ class Objective:
 
     @property
     def prediction(self) -> ir.Value:
-        """What the first loss reads, or the output that is the loss."""
+        """Prediction that the first loss reads, or the output that is the loss."""
         return self.heads[0].prediction if self.heads else self.output
 
     @property

@@ -1,4 +1,4 @@
-"""What is known about exporters, one file each: the names that they give, the metadata that they write, their habits.
+"""Knowledge about exporters, one file each: the names that they give, the metadata that they write, their habits.
 
 Nothing outside of this folder knows how an exporter calls a tensor: :func:`gives` asks all of them.
 """

@@ -43,7 +43,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Exporter:
-    """What tells the files of an exporter."""
+    """Marks of the files of an exporter."""
 
     name: str
     names: Mapping[Kind, str] = field(default_factory=dict)

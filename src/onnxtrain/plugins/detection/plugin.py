@@ -1,4 +1,4 @@
-"""What the core finds of object detection."""
+"""Register object detection."""
 
 from onnxtrain.errors.registries import register_loss, register_metric
 

@@ -1,4 +1,4 @@
-"""What the core finds of pruning."""
+"""Register pruning."""
 
 from onnxtrain.errors.registries import register_command
 

@@ -1,4 +1,4 @@
-"""What the core finds of sparse models."""
+"""Register sparse models."""
 
 from onnxtrain.errors.registries import register_command
 

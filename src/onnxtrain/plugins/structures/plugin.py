@@ -1,4 +1,4 @@
-"""What the core finds of structures."""
+"""Register structures."""
 
 from onnxtrain.errors.registries import register_command
 

@@ -1,4 +1,4 @@
-"""What the core finds of texts."""
+"""Register texts."""
 
 from onnxtrain.errors.registries import (
     register_callback,
