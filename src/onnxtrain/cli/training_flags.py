@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -196,25 +196,23 @@ def _setting_help(name: str) -> str:
     return " ".join(f"{doc} [{', '.join(who)}]" for doc, who in texts.items())
 
 
-def _integers(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Convert ``4,1``, or an array of TOML."""
-    text = ",".join(token.value for token in tokens)
-    try:
-        return tuple(int(part) for part in text.strip("()").split(","))
-    except ValueError:
-        raise ValueError(f"{text!r} is not a pair of integers such as 4,1") from None
+def _numbers_of(number: type[int] | type[float], wanted: str) -> Callable[[Any, Sequence[Token]], tuple[Any, ...]]:
+    """Return a converter of texts such as ``4,1``, and of arrays of TOML."""
 
+    def convert(_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
+        text = ",".join(token.value for token in tokens)
+        try:
+            return tuple(number(part) for part in text.strip("()").split(","))
+        except ValueError:
+            raise ValueError(f"{text!r} is not {wanted}") from None
+
+    return convert
+
+
+_integers = _numbers_of(int, "a pair of integers such as 4,1")
+_pair = _numbers_of(float, "a pair of numbers such as 0.9,0.999")
 
 IntegerPair = Annotated[tuple[int, ...] | None, Parameter(negative=(), n_tokens=1, converter=_integers, metavar="A,B")]
-
-
-def _pair(_: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
-    """Convert ``0.9,0.999``, or an array of TOML."""
-    text = ",".join(token.value for token in tokens)
-    try:
-        return tuple(float(part) for part in text.strip("()").split(","))
-    except ValueError:
-        raise ValueError(f"{text!r} is not a pair of numbers such as 0.9,0.999") from None
 
 
 def _optimizer_flags(default: str) -> type[OptimizerFlags]:

@@ -85,7 +85,7 @@ class Encoder(Protocol):
     """Padding id."""
 
     sides: Sides
-    """Where rows are padded and cut."""
+    """The sides on which rows are padded and cut."""
 
     def encode(self, texts: Sequence[Text], *, special: bool = True, size: int | None = None) -> list[Encoded]:
         """Encode texts."""
