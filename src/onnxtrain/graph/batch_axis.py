@@ -257,7 +257,7 @@ def _recurrent(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> in
 
 
 def _gather(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
-    data, indices = (None if value is None else dimensions(value) for value in node.inputs[:2])
+    data, indices = (dimensions(value) for value in node.inputs[:2])
     if data is None or indices is None or slot > 1:
         return None
     gathered = integer(node, "axis", 0) % max(len(data), 1)

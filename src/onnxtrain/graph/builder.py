@@ -11,8 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.operands import Operand, Value, as_array, exact, lift_operands
 from onnxtrain.graph.passes import NEVER_SHARED, attribute_key
-from onnxtrain.graph.value import Dimension, Operand, Value, as_array, exact, lift_operands
+from onnxtrain.graph.value import Dimension
 
 
 class Builder:

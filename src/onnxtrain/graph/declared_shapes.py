@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.clone import subgraphs, values_read
 from onnxtrain.graph.inference import is_elementwise, known_shape
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
 
@@ -63,7 +63,7 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
     for node in _bodies_first(graph):
         if node.op_type == "Constant" and not node.domain:
             continue  # its tensor has a shape; onnxruntime-genai's builder declares scalars for lists of one element
-        behind = any(value in doubted for value in (*node.inputs, *captured_values(node)))
+        behind = any(value in doubted for value in values_read(node))
         if behind:
             doubted.update(node.outputs)
         for index, output in enumerate(node.outputs):

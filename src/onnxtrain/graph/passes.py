@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.graph.replace import remove_nodes, substitute
+from onnxtrain.graph.value import attributes_of
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -55,7 +56,7 @@ def merge_common_subexpressions(graph: ir.Graph) -> None:
     substitutes: dict[ir.Value, ir.Value] = {}
     removed: list[ir.Node] = []
     for node in list(graph):
-        attributes = attribute_key({name: a.value for name, a in node.attributes.items()})
+        attributes = attribute_key(attributes_of(node))
         if attributes is None or node.op_type in NEVER_SHARED or any(a.is_ref() for a in node.attributes.values()):
             continue
         inputs = tuple(id(value if value is None else substitutes.get(value, value)) for value in node.inputs)

@@ -15,8 +15,8 @@ from onnxtrain.graph.declared_shapes import (
     forget_shapes,
     forget_undefined_types,
 )
+from onnxtrain.graph.inference import infer_microsoft_types
 from onnxtrain.graph.limits import check_depth, check_shapes
-from onnxtrain.graph.microsoft_shapes import infer_microsoft_types
 from onnxtrain.graph.symbols import is_open, needs_inference, resolve_symbols
 from onnxtrain.graph.value import Dimension, dimensions
 

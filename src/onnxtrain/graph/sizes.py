@@ -167,7 +167,7 @@ def _content(node: ir.Node, known: dict[ir.Value, Content]) -> Content | None:
 
     operator = node.op_type
     if operator == "Shape":
-        shape = None if node.inputs[0] is None else dimensions(node.inputs[0])
+        shape = dimensions(node.inputs[0])
         if shape is None:
             return None
         sizes = [None if isinstance(size, str) and not _PLAIN.fullmatch(size) else size for size in shape]

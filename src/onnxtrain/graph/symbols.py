@@ -88,7 +88,7 @@ class _Resolver:
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """The shape of a value by all that is known so far."""
-        known = None if value is None else dimensions(value)
+        known = dimensions(value)
         return None if known is None else tuple(self._resolved(size) for size in known)
 
     def _resolved(self, size: Dimension) -> Dimension:

@@ -17,7 +17,7 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, all_nodes, ancestors, captured_values, clone_nodes
+from onnxtrain.graph.clone import Values, all_nodes, ancestors, clone_nodes, values_read
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import complete_shapes, infer_shapes
@@ -154,14 +154,7 @@ def _check_independent(label: str, graph: ir.Graph, xs: Sequence[ir.Value], zs: 
     named = {*xs, *zs}
     depends: dict[ir.Value, ir.Value] = {}
     for node in graph:
-        source = next(
-            (
-                depends.get(v, v)
-                for v in (*node.inputs, *captured_values(node))
-                if v is not None and (v in depends or v in named)
-            ),
-            None,
-        )
+        source = next((depends.get(v, v) for v in values_read(node) if v in depends or v in named), None)
         if source is None:
             continue
         for output in node.outputs:
@@ -197,7 +190,7 @@ def _substitute(
     for other in graph:
         if other not in determines_y or any(output in mapping for output in other.outputs):
             continue
-        if any(value in affected for value in (*other.inputs, *captured_values(other))):
+        if any(value in affected for value in values_read(other)):
             copied.append(other)
             affected.update(other.outputs)
     new = clone_nodes(copied, mapping, rename=lambda name: f"gradient_{index}/{name}")

@@ -56,7 +56,7 @@ def _drops(node: ir.Node) -> bool:
     """Return whether a node is a Dropout with a seed whose training mode is constant and true."""
     if node.op_type != "Dropout" or node.domain or "seed" not in node.attributes or len(node.inputs) < 3:
         return False
-    mode = None if node.inputs[2] is None else constant_tensor(node.inputs[2])
+    mode = constant_tensor(node.inputs[2])
     return mode is not None and bool(mode.numpy().all())
 
 

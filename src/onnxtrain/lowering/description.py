@@ -11,9 +11,9 @@ import onnx_ir as ir
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.graph.value import attributes_of
 from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json
-from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
 
 STATES_KEY = "onnxtrain.states"

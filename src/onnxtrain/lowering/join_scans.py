@@ -16,7 +16,7 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, ancestors, clone_nodes
 from onnxtrain.graph.passes import NEVER_SHARED, attribute_key
 from onnxtrain.graph.replace import substitute_and_rename
-from onnxtrain.graph.value import constant_number
+from onnxtrain.graph.value import attributes_of, constant_number
 
 
 def join_scans(graph: ir.Graph) -> None:
@@ -144,7 +144,7 @@ def _copied(nodes: list[ir.Node], back: ir.Graph, values: Values) -> list[ir.Nod
 
 def _key(node: ir.Node, values: Values) -> Hashable | None:
     """Return a key that is equal for nodes that compute the same from equal values."""
-    attributes = attribute_key({name: attribute.value for name, attribute in node.attributes.items()})
+    attributes = attribute_key(attributes_of(node))
     if attributes is None or node.op_type in NEVER_SHARED:
         return None
     inputs = tuple(id(None if value is None else values.get(value, value)) for value in node.inputs)

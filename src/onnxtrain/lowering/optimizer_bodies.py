@@ -16,13 +16,14 @@ from onnxtrain.graph.passes import clean
 from onnxtrain.graph.prng import draw, upper_bits
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import attributes_of
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.training_info.rounding import DECODE, ENCODE, OPERATOR
 from onnxtrain.lowering.updates import variables_of
 from onnxtrain.operators.body import emit
 from onnxtrain.operators.checks import group
-from onnxtrain.operators.nodes import attributes_of, check_node, has_kernel
+from onnxtrain.operators.nodes import check_node, has_kernel
 from onnxtrain.operators.registry import OPTIMIZERS, find
 from onnxtrain.operators.schema import OptimizerSchema
 

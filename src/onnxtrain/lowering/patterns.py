@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.value import constant_array, constant_number, dimensions
+from onnxtrain.graph.value import constant_array, constant_number, dimensions, producer_of
 
 _log = logging.getLogger("onnxtrain.lowering")
 
@@ -162,7 +162,7 @@ class Op(Term):
         if self.name is not None and (known := found.get(self.name)) is not None:
             yield from (found,) if known.outputs[self.output] is value else ()
             return
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if value is None or node is None or not self._is(node, value, found):
             found.fail(value, self)
             return
@@ -206,7 +206,7 @@ class Node(Term):
         self.roots = frozenset(operators)
 
     def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if node is not None and node.op_type in self.roots:
             yield found.through(node)
 
@@ -272,7 +272,7 @@ class Scaled(Term):
         self.roots = Product.roots | term.roots
 
     def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if value is not None and node is not None and (step := _unscaled(value)) is not None:
             scaled, factor = step
             yield from self.matches(scaled, found.through(node).capture(self.name, factor))
@@ -422,7 +422,7 @@ def _array(value: ir.Value | None, depth: int) -> np.ndarray | None:
     if known is not None or node is None or node.domain:
         return known
     if node.op_type == "Shape":
-        sizes = None if node.inputs[0] is None else dimensions(node.inputs[0])
+        sizes = dimensions(node.inputs[0])
         return None if sizes is None or node.attributes else np.array(sizes, object)
     given = [_array(each, depth - 1) for each in node.inputs]
     if not given or any(each is None for each in given):

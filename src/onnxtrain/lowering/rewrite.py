@@ -25,7 +25,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, set_inputs, take_over
 from onnxtrain.graph.value import is_float
@@ -168,7 +168,7 @@ def varying_values(graph: ir.Graph) -> set[ir.Value]:
     xs = {name for node in gradient_nodes(graph) for name in node.attributes["xs"].as_strings()}
     found = {value for value in (*graph.inputs, *graph.initializers.values()) if value.name in xs}
     for node in graph:
-        varies = any(value in found for value in (*node.inputs, *captured_values(node)))
+        varies = any(value in found for value in values_read(node))
         found.update(output for output in node.outputs if output.name in xs or (varies and is_float(output)))
     return found
 

@@ -14,10 +14,9 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import constant_number, made_by
+from onnxtrain.graph.value import attributes_of, constant_number, made_by
 from onnxtrain.lowering.memory.in_place import Ancestors, Readers
 from onnxtrain.lowering.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
-from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
 from onnxtrain.operators.schema import OptimizerSchema
 
@@ -38,8 +37,7 @@ class Variable(NamedTuple):
 def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | None:
     """Return the parameters of an optimizer node; ``None`` where the kernels cannot update them."""
     inputs = [value for value in node.inputs if value is not None]
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    groups = 2 + len(schema.used_states(schema.complete(attributes)))
+    groups = 2 + len(schema.used_states(schema.complete(attributes_of(node))))
     count = (len(inputs) - 2) // groups
     if len(inputs) < len(node.inputs) or len(node.outputs) != count * (groups - 1):
         return None
@@ -145,7 +143,7 @@ def fuse_updates(model: ir.Model) -> None:
                 **({"seeds": [seed for row in zip(*seeds, strict=True) for seed in row]} if kept else {}),
                 **({"blockwise": 1} if kept == "8bit" else {}),
                 **({"parameter_seeds": [variable.parameter_seed for variable in group]} if held else {}),
-                **{name: attribute.value for name, attribute in node.attributes.items()},
+                **attributes_of(node),
             )
             substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
         take_over(graph, substitutes)
@@ -352,7 +350,7 @@ def _split(graph: ir.Graph, node: ir.Node, parts: Sequence[Sequence[Variable]]) 
             *(op.wrap(value) for column in columns for value in column),
             outputs=len(old),
             domain=node.domain,
-            **{name: attribute.value for name, attribute in node.attributes.items()},
+            **attributes_of(node),
         )
         substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
     take_over(graph, substitutes)

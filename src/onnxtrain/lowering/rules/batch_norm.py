@@ -17,7 +17,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.patterns import match_alike
 from onnxtrain.graph.replace import remove_nodes, take_over
-from onnxtrain.graph.value import constant_array, constant_number, dimensions
+from onnxtrain.graph.value import attributes_of, constant_array, constant_number, dimensions
 from onnxtrain.lowering.patterns import Match, Op, Optional, Pattern, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed
 from onnxtrain.lowering.training_info.recipe import SYNCHRONIZED_KEY
@@ -68,7 +68,7 @@ def _frozen(value: ir.Value, named: Collection[str]) -> np.ndarray | None:
 
 def _emit_folded(op: Builder, match: Match) -> Value:
     weights, added = (op.constant(array, match.y.dtype) for array in match.found)
-    attributes = {name: attribute.value for name, attribute in match["conv"].attributes.items()}
+    attributes = attributes_of(match["conv"])
     return op.Conv(op.wrap(match["x"]), weights, added, **attributes)
 
 

@@ -24,7 +24,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes, subgraphs
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.inference import infer_outputs
-from onnxtrain.graph.value import dimensions
+from onnxtrain.graph.value import attributes_of, dimensions
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.portable import Portable, body_for
 from onnxtrain.lowering.rewrite import Rewrite, Rule
@@ -70,7 +70,7 @@ def _emit_loss(op: Builder, match: Match) -> Sequence[Value]:
     """Write the loss as LogSoftmax and a selection of the labels' terms, which is the standard's definition."""
     (node,) = match.nodes
     x, labels, *weights = [op.wrap(value) for value in node.inputs if value is not None]
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    attributes = attributes_of(node)
     log_probability = op.LogSoftmax(x, axis=1)
     log_probability.ir.type, log_probability.ir.shape = x.ir.type, x.ir.shape
     for output in node.outputs:

@@ -78,7 +78,7 @@ def _candidates(graph: ir.Graph) -> dict[tuple[ir.Value, int, int], list[ir.Node
         if node.op_type != "Slice" or node.domain or len(node.inputs) < 4 or node.outputs[0].is_graph_output():
             continue
         x, axes = node.inputs[0], _numbers(node.inputs[3])
-        sizes = None if x is None else dimensions(x)
+        sizes = dimensions(x)
         if x is None or sizes is None or axes is None or len(axes) != 1:
             continue
         size = sizes[axes[0]]
@@ -125,7 +125,7 @@ def _added(match: Match) -> _Rows | str:
 def _of_nd(node: ir.Node) -> _Rows | None:
     """Tuples of one index each select rows."""
     _, indices, updates = node.inputs
-    sizes = None if indices is None else dimensions(indices)
+    sizes = dimensions(indices)
     if indices is None or updates is None or sizes is None or sizes[-1] != 1:
         return None
     return _Rows(indices, updates, 0)
