@@ -8,10 +8,8 @@ import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs, values_read
 from onnxtrain.graph.inference import is_elementwise, known_shape
+from onnxtrain.graph.sizes import is_made_up
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
-
-MADE_UP = "unk__"
-"""Prefix of the symbols that ONNX's inference makes up."""
 
 _ANONYMOUS = frozenset({"", "?", "-1", "None", "unknown", "*"})
 """Exporters write these for a size that they do not know: axes that share such a name need not be equal."""
@@ -119,9 +117,7 @@ def _completed(given: Sequence[Dimension] | None, declared: Sequence[Dimension])
     if given is None:
         return tuple(declared)
     pairs = zip(given, declared, strict=True)
-    return tuple(
-        old if new is None or (str(new).startswith(MADE_UP) and old is not None) else new for new, old in pairs
-    )
+    return tuple(old if new is None or (is_made_up(new) and old is not None) else new for new, old in pairs)
 
 
 def _contradicts_operand(node: ir.Node, declared: Sequence[Dimension]) -> bool:
@@ -170,12 +166,12 @@ def _contradict(declared: Sequence[Dimension], given: Sequence[Dimension]) -> bo
 
 def _shown(shape: Sequence[Dimension]) -> str:
     """Return a shape as text, with N for a size that has no name or a made-up one."""
-    sizes = ["N" if size is None or str(size).startswith(MADE_UP) else str(size) for size in shape]
+    sizes = ["N" if size is None or is_made_up(size) else str(size) for size in shape]
     return f"[{', '.join(sizes)}]"
 
 
 def _differ(outer: Dimension, inner: Dimension) -> bool:
-    return None not in (outer, inner) and outer != inner and not str(inner).startswith(MADE_UP)
+    return None not in (outer, inner) and outer != inner and not is_made_up(inner)
 
 
 def _forget_sizes(graph: ir.Graph, is_unknown: Callable[[Dimension], bool]) -> None:

@@ -7,7 +7,6 @@ computes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -15,14 +14,11 @@ import onnx_ir as ir
 
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.layers import reads_transposed
+from onnxtrain.graph.sizes import product, quotient
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, input_of
 
 Sizes = tuple[Dimension, ...] | None
 """A shape, or the elements of an integer vector; ``None`` where nothing is known."""
-
-
-LONGEST = 64
-"""Elements up to which an integer tensor may hold sizes: longer ones are not followed, whatever sizes a model has."""
 
 
 class Facts(Protocol):
@@ -247,20 +243,9 @@ def broadcast_shapes(*shapes: tuple[Dimension, ...] | None) -> Sizes:
 
 
 def _quotient(sizes: Sequence[Dimension], divisors: Sequence[Dimension]) -> Dimension:
-    """The product of sizes over the product of divisors, where it is a number or one symbol."""
-    if None in sizes or None in divisors or 0 in divisors:
-        return None
-    symbols = [size for size in sizes if isinstance(size, str)]
-    for size in divisors:
-        if isinstance(size, str):
-            if size not in symbols:
-                return None
-            symbols.remove(size)
-    above = math.prod(size for size in sizes if isinstance(size, int))
-    below = math.prod(size for size in divisors if isinstance(size, int))
-    if not symbols:
-        return above // below if above % below == 0 else None
-    return symbols[0] if len(symbols) == 1 and above == below else None
+    """The product of sizes over the product of divisors, where it is a number or one of the sizes."""
+    found = quotient(product(sizes), product(divisors))
+    return found if isinstance(found, int) or found in sizes else None
 
 
 def integer(node: ir.Node, name: str, default: int) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +23,7 @@ from onnxtrain.graph.bounds.facts import (
     totals_of,
     whole_order,
 )
+from onnxtrain.graph.sizes import factors, times
 from onnxtrain.graph.value import Dimension, dimensions, producer_of
 
 
@@ -40,14 +39,6 @@ def unmoved(
     if old is None or new is None or len(old) != len(new):
         return {}
     return {axis: total for axis, total in sums.items() if old[axis] is not None and old[axis] == new[axis]}
-
-
-def _after(shape: Sequence[Dimension], axis: int) -> tuple[int, Counter[Dimension]] | None:
-    """Return the number of elements behind an axis, as an integer and symbols."""
-    rest = shape[axis + 1 :]
-    if None in rest:
-        return None
-    return math.prod(size for size in rest if isinstance(size, int)), Counter(d for d in rest if isinstance(d, str))
 
 
 def _reshape(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
@@ -69,9 +60,9 @@ def _reshaped(
         return {}
     found: dict[int, float] = {}
     for axis, total in sums.items():
-        behind_it = _after(old, axis)
+        behind_it = times(*map(factors, old[axis + 1 :]))
         for index, size in enumerate(new):
-            same = behind_it is not None and _after(new, index) == behind_it
+            same = behind_it is not None and times(*map(factors, new[index + 1 :])) == behind_it
             begins = index == axis and None not in old[:axis] and old[:axis] == new[:axis]
             if size is not None and size == old[axis] and (same or begins):
                 found[index] = total

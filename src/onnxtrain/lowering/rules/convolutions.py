@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.windows import END, MOST_AXES, windows_fit
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.sizes import fold_sizes, infer_again
+from onnxtrain.graph.shapes import fold_sizes, infer_again
 from onnxtrain.graph.value import attributes_of, behind, constant_array, dimensions, input_of, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed

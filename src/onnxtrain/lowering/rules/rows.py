@@ -13,7 +13,7 @@ from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import substitute, take_over
-from onnxtrain.graph.sizes import fold_sizes
+from onnxtrain.graph.shapes import fold_sizes
 from onnxtrain.graph.value import Dimension, constant_array, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, named_by_gradients, remove_unread
