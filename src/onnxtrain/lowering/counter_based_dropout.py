@@ -10,12 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit
+from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.options import read_texts
 from onnxtrain.autodiff.rules.dropout import OPERATOR
 from onnxtrain.errors import ModelError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.replace import remove_nodes, take_over
-from onnxtrain.graph.value import constant_tensor
+from onnxtrain.graph.value import constant_array, input_of
+from onnxtrain.lowering.patterns import Match, operators
+from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.training_info.recipe import COUNTERS_KEY
 
 _APART = 1_000_003
@@ -33,44 +35,44 @@ def counter_based_dropout(model: ir.Model) -> None:
     Raises:
         ModelError: The metadata entry is not a list of names.
     """
-    graph = model.graph
     entry = model.metadata_props.pop(COUNTERS_KEY, "[]")
     names = read_texts(entry)
     if names is None:
         raise ModelError(f"The model's metadata entry {COUNTERS_KEY} is {entry[:80]!r}; it is a JSON list of names.")
-    nodes = [node for node in graph if _drops(node)]
-    values = {value.name: value for value in graph.inputs}
-    if not nodes or not names or any(name not in values for name in names):
-        return
-    main = Builder(graph, graph.opset_imports[""])
-    first = main.before(nodes[0])
-    count = first.constant(0, np.int64)
-    for name in names:
-        count = count * _APART + first.cast(first.reshape(first.wrap(values[name]), []), ir.DataType.INT64)
-    for node in nodes:
-        _replace(graph, main.before(node), node, count)
-    graph.sort()
+    values = {value.name: value for value in model.graph.inputs}
+    if names and all(name in values for name in names):
+        counts: list[Value] = []  # what all nodes read, once it is computed
+
+        def emit_counted(op: Builder, match: Match) -> list[Value]:
+            op.scope = ""
+            counts[:] = counts or [_count(op, [values[name] for name in names])]
+            return _emit(op, match, op.wrap(counts[0].ir))
+
+        Rewrite(Rule(operators("dropout", "Dropout"), emit_counted, _drops), sort=True)(model)
 
 
-def _drops(node: ir.Node) -> bool:
-    """Return whether a node is a Dropout with a seed whose training mode is constant and true."""
-    if node.op_type != "Dropout" or node.domain or "seed" not in node.attributes or len(node.inputs) < 3:
-        return False
-    mode = constant_tensor(node.inputs[2])
-    return mode is not None and bool(mode.numpy().all())
+def _drops(match: Match) -> str | None:
+    """A Dropout with a seed whose training mode is constant and true."""
+    (node,) = match.nodes
+    mode = constant_array(input_of(node, 2))
+    return None if "seed" in node.attributes and mode is not None and mode.all() else "it has no seed, or drops nothing"
 
 
-def _replace(graph: ir.Graph, op: Builder, node: ir.Node, count: Value) -> None:
-    x, ratio = node.inputs[0], node.inputs[1]
-    assert x is not None
-    value = op.wrap(x)
-    share = op.scalar(0.5, value) if ratio is None else op.cast(op.wrap(ratio), value.dtype)
-    seed = node.attributes["seed"].as_int()
-    (y,) = emit(op, OPERATOR, value, share, op.wrap(count.ir), like=[value], seed=seed)
-    op.emitted[-1].name = node.name
-    substitutes = {node.outputs[0]: y.ir}
-    if len(node.outputs) > 1 and node.outputs[1].uses():
-        (kept,) = emit(op, OPERATOR, op.ones_like(value), share, op.wrap(count.ir), like=[value], seed=seed)
-        substitutes[node.outputs[1]] = op.cast(kept, ir.DataType.BOOL).ir
-    take_over(graph, substitutes)
-    remove_nodes(graph, [node])
+def _count(op: Builder, counters: list[ir.Value]) -> Value:
+    """Emit the number of the step, or of the micro-batch."""
+    count = op.constant(0, np.int64)
+    for counter in counters:
+        count = count * _APART + op.cast(op.reshape(op.wrap(counter), []), ir.DataType.INT64)
+    return count
+
+
+def _emit(op: Builder, match: Match, count: Value) -> list[Value]:
+    view = Node(match.nodes[0], op)
+    x, ratio, seed = view.x, view.input(1), view.attribute("seed")
+    share = op.scalar(0.5, x) if ratio is None else op.cast(ratio, x.dtype)
+    (y,) = emit(op, OPERATOR, x, share, count, like=[x], seed=seed)
+    op.emitted[-1].name = view.ir.name
+    if not view.ir.outputs[1:2] or not view.ir.outputs[1].uses():
+        return [y]
+    (kept,) = emit(op, OPERATOR, op.ones_like(x), share, count, like=[x], seed=seed)
+    return [y, op.cast(kept, ir.DataType.BOOL)]

@@ -147,7 +147,7 @@ def lower_graph(
         fuse_additions(model)  # an adapter's output by its matmul, an embedding's or a norm's gradient in place
         fuse_gather(model)  # rows that are only added up are read where they lie
         use_mask_kernels(graph)  # linear layers under masks skip what stays zero
-        fuse_elementwise(graph)  # chains of elementwise operators: one node
+        fuse_elementwise(model)  # chains of elementwise operators: one node
         rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read
         optimizer_in_backward(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
