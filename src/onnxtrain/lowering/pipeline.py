@@ -124,7 +124,7 @@ def lower_graph(
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         backward += gradient
-    join_scans(graph)  # sums over chunks in one pass with their gradient
+    join_scans(model)  # sums over chunks in one pass with their gradient
     if kernels:
         synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # operators without a kernel become their body
