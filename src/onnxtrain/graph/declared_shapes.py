@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs, values_read
 from onnxtrain.graph.inference import is_elementwise, known_shape
-from onnxtrain.graph.sizes import is_made_up
+from onnxtrain.graph.sizes import filled_in, is_made_up
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
 
 _ANONYMOUS = frozenset({"", "?", "-1", "None", "unknown", "*"})
@@ -81,8 +81,8 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
                 if given is None and (output in graph.outputs or (node.domain and output not in otherwise)):
                     output.shape = ir.Shape([None] * len(old))
                     completed = completed or bool(node.domain)
-            elif (sizes := _completed(given, old)) != given:
-                output.shape, completed = ir.Shape(sizes), True
+            elif (sizes := filled_in(given, old)) != given:
+                output.shape, completed = ir.Shape(sizes or ()), True
     return completed
 
 
@@ -110,14 +110,6 @@ def _bodies_first(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def _sizes_of(shape: ir.Shape) -> tuple[Dimension, ...]:
     return tuple(size if isinstance(size, int) else size.value for size in shape)
-
-
-def _completed(given: Sequence[Dimension] | None, declared: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """Return an inferred shape with declared sizes where its own are open."""
-    if given is None:
-        return tuple(declared)
-    pairs = zip(given, declared, strict=True)
-    return tuple(old if new is None or (is_made_up(new) and old is not None) else new for new, old in pairs)
 
 
 def _contradicts_operand(node: ir.Node, declared: Sequence[Dimension]) -> bool:

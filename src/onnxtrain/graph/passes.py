@@ -6,12 +6,14 @@ onnx-ir has passes of the same names; unlike those, these keep the names of grap
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import itertools
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.replace import remove_nodes, substitute
 from onnxtrain.graph.value import attributes_of
 
@@ -127,3 +129,11 @@ def remove_unused(model: ir.Model) -> ir.Model:
     """Remove nodes and initializers that no output depends on, in place."""
     common.RemoveUnusedNodesPass()(model)
     return model
+
+
+def forget_unused_domains(model: ir.Model, domains: Iterable[str]) -> None:
+    """Drop those of some imports whose domain no node has, in place."""
+    nodes = [all_nodes(part) for part in (model.graph, *model.functions.values())]
+    used = {node.domain for node in itertools.chain(*nodes)}
+    for domain in {*domains} - used:
+        model.graph.opset_imports.pop(domain, None)

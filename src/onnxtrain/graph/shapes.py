@@ -22,11 +22,12 @@ from onnxtrain.graph.sizes import (
     computed_content,
     constant_content,
     is_made_up,
+    is_open,
     is_plain,
     product,
     quotient,
 )
-from onnxtrain.graph.symbols import is_open, needs_inference, resolve_symbols
+from onnxtrain.graph.symbols import needs_inference, resolve_symbols
 from onnxtrain.graph.value import Dimension, dimensions
 
 _INFERENCES: list[Callable[[ir.Node], bool]] = [infer_microsoft_types]

@@ -31,6 +31,20 @@ def is_made_up(size: Dimension) -> bool:
     return isinstance(size, str) and MADE_UP in size
 
 
+def is_open(shape: Sequence[Dimension] | None) -> bool:
+    """Return whether the rank or a size is not known."""
+    return shape is None or any(size is None or is_made_up(size) for size in shape)
+
+
+def filled_in(shape: Sequence[Dimension] | None, other: Sequence[Dimension] | None) -> tuple[Dimension, ...] | None:
+    """Return a shape with the sizes of another where its own are open."""
+    if shape is None or other is None or len(shape) != len(other):
+        known = other if shape is None else shape
+        return None if known is None else tuple(known)
+    pairs = zip(shape, other, strict=True)
+    return tuple(new if new is not None and is_open((old,)) else old for old, new in pairs)
+
+
 def is_plain(size: Dimension) -> bool:
     """Return whether products of a size can be written: a number, a symbol, or a product of these."""
     return isinstance(size, int) or (size is not None and _PLAIN.fullmatch(size) is not None)

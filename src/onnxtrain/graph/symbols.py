@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.inference import Sizes, is_inferred, output_shape, shape_from_inputs
-from onnxtrain.graph.sizes import Content, computed_content, constant_content, is_made_up
+from onnxtrain.graph.sizes import Content, computed_content, constant_content, filled_in, is_made_up, is_open
 from onnxtrain.graph.value import Dimension, dimensions, is_float
 
 
@@ -46,22 +46,13 @@ def needs_inference(graph: ir.Graph) -> bool:
         if open_ones and (node.domain or not is_inferred(node.op_type)):
             return True
         for output in open_ones:
-            output.shape = _filled_in(dimensions(output), shape_from_inputs(output))
+            _fill_in(output, shape_from_inputs(output))
     return False
 
 
-def is_open(shape: Sizes) -> bool:
-    """Return whether the rank or a size is not known."""
-    return shape is None or any(size is None or is_made_up(size) for size in shape)
-
-
-def _filled_in(shape: Sizes, other: Sizes) -> ir.Shape | None:
-    """A shape with the sizes of another where its own are open."""
-    if shape is None or other is None or len(shape) != len(other):
-        known = other if shape is None else shape
-        return None if known is None else ir.Shape(known)
-    pairs = zip(shape, other, strict=True)
-    return ir.Shape([new if new is not None and is_open((old,)) else old for old, new in pairs])
+def _fill_in(value: ir.Value, shape: Sizes) -> None:
+    sizes = filled_in(dimensions(value), shape)
+    value.shape = None if sizes is None else ir.Shape(sizes)
 
 
 class _Resolver:
@@ -113,7 +104,7 @@ class _Resolver:
             if now is not None and now != before and isinstance(before, str) and is_made_up(before):
                 self.found[before] = now
         if old is None or None in old:
-            output.shape = _filled_in(old, new)
+            _fill_in(output, new)
 
     def _without_products(self, node: ir.Node, found: Content) -> Content:
         """Forget products of symbols: an axis gets a number or a symbol of the model."""

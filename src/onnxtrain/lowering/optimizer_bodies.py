@@ -12,7 +12,7 @@ from onnxtrain.errors import OperatorError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.graph.passes import clean
+from onnxtrain.graph.passes import clean, forget_unused_domains
 from onnxtrain.graph.prng import draw, upper_bits
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import infer_shapes
@@ -43,8 +43,9 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
         OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     _inline_functions(model)
+    domains = {entry.schema.domain for entry in OPTIMIZERS.values()}
     if not any(True for _ in _optimizer_nodes(model, model.graph)):
-        _drop_unused_domains(model)
+        forget_unused_domains(model, domains)
         return model
     _check_optimizers(model)
     model.graph.opset_imports.setdefault("", OPSET_WITHOUT_IMPORT)
@@ -60,7 +61,7 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
                 lowered += 1
         graph.sort()
     clean(model)
-    _drop_unused_domains(model)
+    forget_unused_domains(model, domains)
     return infer_shapes(model)
 
 
@@ -108,13 +109,6 @@ def _inline_functions(model: ir.Model) -> None:
         holding |= found
     if holding:
         common.InlinePass(criteria=lambda function: function.identifier() in holding)(model)
-
-
-def _drop_unused_domains(model: ir.Model) -> None:
-    used = {node.domain for node in all_nodes(model.graph)}
-    used |= {node.domain for function in model.functions.values() for node in all_nodes(function)}
-    for domain in {entry.schema.domain for entry in OPTIMIZERS.values()} - used:
-        model.graph.opset_imports.pop(domain, None)
 
 
 def lower_without_kernel(model: ir.Model) -> ir.Model:

@@ -11,9 +11,8 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
 from onnxtrain.errors.registries import Registry
-from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
-from onnxtrain.graph.passes import clean, remove_unused
+from onnxtrain.graph.passes import clean, forget_unused_domains, remove_unused
 from onnxtrain.lowering.build_gradients import Derivative, build_gradients
 from onnxtrain.lowering.counter_based_dropout import counter_based_dropout
 from onnxtrain.lowering.join_scans import join_scans
@@ -162,8 +161,7 @@ def lower_graph(
         if kept:
             fuse_updates(model)  # clipping and masks inside the update
         graph.sort()
-        for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
-            _forget_domain(model, domain)
+        forget_unused_domains(model, (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN))
         if portable is not None:
             write_batch_norm(model)  # which none of them has in training mode
         if portable == "cuda":
@@ -171,9 +169,3 @@ def lower_graph(
         if portable == "webgpu":
             target_webgpu(model)  # only operators that the provider has
     return model
-
-
-def _forget_domain(model: ir.Model, domain: str) -> None:
-    """Drop the import of a domain that no node has any more."""
-    if domain in model.graph.opset_imports and not any(node.domain == domain for node in all_nodes(model.graph)):
-        model.graph.opset_imports.pop(domain)

@@ -24,6 +24,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes, subgraphs
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.passes import forget_unused_domains
 from onnxtrain.graph.value import attributes_of, dimensions
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.portable import Portable, body_for
@@ -182,7 +183,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
     Requires: a graph whose inputs have types. Ensures: the nodes of a body are where their node was; their readers have
     types. ONNX infers no types for ONNX Runtime's own operators.
     """
-    kept, renamed = False, dict[ir.Value, ir.Value]()
+    renamed = dict[ir.Value, ir.Value]()
     emitted = set(backward.nodes)
     opset = model.graph.opset_imports.get("", 1)
     main = Builder(model.graph, opset)
@@ -195,7 +196,6 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
                     infer_outputs(node)
                 continue
             if kernels and has_kernel(node):
-                kept = kept or node.domain == ONNXTRAIN_DOMAIN
                 continue
             assert isinstance(graph, ir.Graph)
             body = body_for(portable, node.op_type) or find_registered_body(node.op_type, node.domain)
@@ -214,9 +214,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
             if node in emitted:  # other nodes belong to the model, or to the body of an emitted node
                 backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
-    others = any(node.domain == ONNXTRAIN_DOMAIN for node in all_nodes(model.graph))
-    if not kept and not others:
-        model.graph.opset_imports.pop(ONNXTRAIN_DOMAIN, None)
+    forget_unused_domains(model, (ONNXTRAIN_DOMAIN,))
 
 
 LEAST = 64
