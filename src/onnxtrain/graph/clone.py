@@ -137,6 +137,13 @@ def all_nodes(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
             yield from all_nodes(body)
 
 
+def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """Iterate over a graph and all bodies in it."""
+    yield graph
+    for node in all_nodes(graph):
+        yield from subgraphs(node)
+
+
 _GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 

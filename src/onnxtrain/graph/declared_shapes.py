@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import subgraphs, values_read
+from onnxtrain.graph.clone import all_graphs, all_nodes, subgraphs, values_read
 from onnxtrain.graph.inference import is_elementwise, known_shape
 from onnxtrain.graph.sizes import filled_in, is_made_up
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
@@ -22,23 +22,18 @@ def forget_anonymous_axes(graph: ir.Graph) -> None:
 
 def forget_undefined_types(graph: ir.Graph) -> None:
     """Forget declared types without an element type, in place: inference finds the type."""
-    for node in graph:
+    for node in all_nodes(graph):
         for output in node.outputs:
             if isinstance(output.type, ir.TensorType) and output.dtype == ir.DataType.UNDEFINED:
                 output.type = output.shape = None
-        for body in subgraphs(node):
-            forget_undefined_types(body)
 
 
 def declare_initializers(graph: ir.Graph) -> None:
     """Give initializers the types and shapes of their tensors, in place: a file may declare other ones."""
-    for value in graph.initializers.values():
+    for value in [value for part in all_graphs(graph) for value in part.initializers.values()]:
         if value.const_value is not None:
             value.type = ir.TensorType(value.const_value.dtype)
             value.shape = ir.Shape(value.const_value.shape.numpy())
-    for node in graph:
-        for body in subgraphs(node):
-            declare_initializers(body)
 
 
 def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
@@ -175,28 +170,20 @@ def _forget_sizes(graph: ir.Graph, is_unknown: Callable[[Dimension], bool]) -> N
 
 def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
     """Iterate over the inputs of a graph and the outputs of its nodes, those in bodies included."""
-    yield from graph.inputs
-    for node in graph:
-        yield from node.outputs
-        for body in subgraphs(node):
-            yield from all_values(body)
+    for part in all_graphs(graph):
+        yield from part.inputs
+        for node in part:
+            yield from node.outputs
 
 
 def forget_shapes(graph: ir.Graph, *, ranks: bool = True) -> dict[ir.Value, ir.Shape]:
     """Remove the shapes of all node outputs, those in bodies included."""
     removed: dict[ir.Value, ir.Shape] = {}
-    _forget(graph, removed)
+    for output in [output for node in all_nodes(graph) for output in node.outputs]:
+        if output.shape is not None:
+            removed[output] = output.shape
+            output.shape = None
     for output in graph.outputs:
         if ranks and output in removed:
             output.shape = ir.Shape([None] * len(removed[output]))
     return removed
-
-
-def _forget(graph: ir.Graph, removed: dict[ir.Value, ir.Shape]) -> None:
-    for node in graph:
-        for output in node.outputs:
-            if output.shape is not None:
-                removed[output] = output.shape
-                output.shape = None
-        for inner in subgraphs(node):
-            _forget(inner, removed)

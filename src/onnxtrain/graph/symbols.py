@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import subgraphs
+from onnxtrain.graph.clone import all_nodes, subgraphs
 from onnxtrain.graph.inference import Sizes, is_inferred, output_shape, shape_from_inputs
 from onnxtrain.graph.sizes import Content, computed_content, constant_content, filled_in, is_made_up, is_open
 from onnxtrain.graph.value import Dimension, dimensions, is_float
@@ -116,10 +116,7 @@ class _Resolver:
 
     def write(self, graph: ir.Graph) -> None:
         """Replace the resolved symbols in all shapes."""
-        for node in graph:
-            for output in node.outputs:
-                old = dimensions(output)
-                if old is not None and any(isinstance(size, str) and size in self.found for size in old):
-                    output.shape = ir.Shape(tuple(self._resolved(size) for size in old))
-            for body in subgraphs(node):
-                self.write(body)
+        for output in [output for node in all_nodes(graph) for output in node.outputs]:
+            old = dimensions(output)
+            if old is not None and any(isinstance(size, str) and size in self.found for size in old):
+                output.shape = ir.Shape(tuple(self._resolved(size) for size in old))

@@ -149,9 +149,9 @@ def _give_name(op: Builder, results: Iterable[ir.Value], name: str | None) -> No
         node.name = name
 
 
-def gradient_nodes(graph: ir.Graph) -> list[ir.Node]:
+def gradient_nodes(nodes: Iterable[ir.Node]) -> list[ir.Node]:
     """Return the Gradient nodes of a graph."""
-    return [node for node in graph if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN]
+    return [node for node in nodes if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN]
 
 
 def named_by_gradients(graph: ir.Graph) -> set[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
+from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.windows import END, MOST_AXES, windows_fit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.shapes import fold_sizes, infer_again
@@ -148,12 +149,10 @@ def transposed_convolution(match: Match) -> Sequence[ir.Attr] | str:
 
 def emit_transposed(op: Builder, match: Match) -> Value:
     """Emit a ConvTranspose as ``ConvInputGradient``; its bias is added."""
-    (node,) = match.nodes
-    x, weight, bias = (None if value is None else op.wrap(value) for value in (*node.inputs, None)[:3])
-    assert x is not None
-    assert weight is not None
+    view = Node(match.nodes[0], op)
+    x, weight, bias = view.x, view.input_required(1), view.input(2)
     made = {attribute.name: attribute.value for attribute in match.found}
-    shape = _transposed_shape(node, x, weight, made)
+    shape = _transposed_shape(view.ir, x, weight, made)
     (result,) = emit(op, "ConvInputGradient", x, weight, shape, like=[op.wrap(match.y)], **made)
     return result if bias is None else result + op.Unsqueeze(bias, op.ints(*range(1, len(made["kernel_shape"]) + 1)))
 

@@ -148,12 +148,9 @@ def _packed_weight(match: Match) -> PackedWeight | str:
 
 def _emit_packed(op: Builder, match: Match) -> Value:
     """Emit y = x wᵀ + bias of the domain ``onnxtrain``."""
-    given = [None if value is None else op.wrap(value) for value in (*match.nodes[0].inputs, *(None,) * 6)[:6]]
-    x, packed, scales, zeros, _, bias = given
-    assert x is not None
-    assert packed is not None
-    assert scales is not None
-    matmul = multiplied(PRODUCT, x, match.found, packed, scales, zeros)
+    view = Node(match.nodes[0], op)
+    packed, scales, zeros, bias = view.input_required(1), view.input_required(2), view.input(3), view.input(5)
+    matmul = multiplied(PRODUCT, view.x, match.found, packed, scales, zeros)
     return matmul if bias is None else matmul + bias
 
 

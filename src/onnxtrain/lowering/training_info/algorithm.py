@@ -58,8 +58,7 @@ class Algorithm:
         self._inputs: list[ir.Value] = []
         self._before_nodes = set(self.graph)
         self._before_initializers = set(self.graph.initializers)
-        self._taken = {value.name for value in (*self.graph.inputs, *self.graph.initializers.values())}
-        self._taken |= {output.name for node in self._before_nodes for output in node.outputs}
+        self._taken = {*ir.convenience.create_value_mapping(self.graph, include_subgraphs=False)}
 
     def _name(self, value: ir.Value, name: str) -> None:
         """Rename a value of the algorithm."""
