@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxtrain.graph.inference import infer_outputs
 from onnxtrain.graph.operands import Operand, Value, as_array, exact, lift_operands
 from onnxtrain.graph.passes import NEVER_SHARED, attribute_key
-from onnxtrain.graph.value import Dimension
+from onnxtrain.graph.value import Dimension, add_initializer
 
 
 class Builder:
@@ -197,12 +197,7 @@ class Builder:
         data = np.asarray(array, dtype=dtype)
         key = (data.dtype.str, str(data.dtype), data.shape, data.tobytes())
         if key not in self._constants:
-            name = self._constant_name()
-            value = ir.Value(name=name, const_value=ir.Tensor(data, name=name))
-            value.dtype = value.const_value.dtype  # type: ignore[union-attr]
-            value.shape = ir.Shape(data.shape)
-            self.graph.register_initializer(value)
-            self._constants[key] = value
+            self._constants[key] = add_initializer(self.graph, ir.Tensor(data, name=self._constant_name()))
         return Value(self._constants[key], self)
 
     def _constant_name(self) -> str:

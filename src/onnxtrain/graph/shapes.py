@@ -28,7 +28,7 @@ from onnxtrain.graph.sizes import (
     quotient,
 )
 from onnxtrain.graph.symbols import needs_inference, resolve_symbols
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.value import Dimension, add_initializer, dimensions
 
 _INFERENCES: list[Callable[[ir.Node], bool]] = [infer_microsoft_types]
 _NAMERS: list[Callable[[ir.Node], list[ir.Value]]] = []
@@ -207,9 +207,7 @@ def _fold(graph: ir.Graph, known: dict[ir.Value, Content]) -> bool:
             name = f"{output.name}/known"
             while name in graph.initializers:
                 name += "'"
-            tensor = ir.tensor(found.astype(output.dtype.numpy()), name=name)
-            value = ir.Value(name=name, type=output.type, shape=ir.Shape(found.shape), const_value=tensor)
-            graph.register_initializer(value)
+            value = add_initializer(graph, ir.tensor(found.astype(output.dtype.numpy()), name=name))
             output.replace_all_uses_with(value)
             known[value] = found
     return learned

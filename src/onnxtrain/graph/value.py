@@ -108,6 +108,14 @@ def constant_number(value: ir.Value | None) -> float | None:
     return float(np.asarray(tensor.numpy()).reshape(()))
 
 
+def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    """Add a tensor to a graph under its own name; return its value."""
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """The 16-bit floating types."""
 
