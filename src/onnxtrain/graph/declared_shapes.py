@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -36,11 +36,6 @@ def declare_initializers(graph: ir.Graph) -> None:
             value.shape = ir.Shape(value.const_value.shape.numpy())
 
 
-def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
-    """Forget symbols that turned out to have different sizes, in place."""
-    _forget_sizes(graph, lambda size: isinstance(size, str) and size in symbols)
-
-
 def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> bool:
     """Complete inferred shapes, in place, by declared ones that no node contradicts; the nodes decide.
 
@@ -50,7 +45,7 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
     and so do those of operators of other domains, which only the file tells.
     """
     untrue = _untrue_symbols(declared)
-    forget_symbols(graph, untrue)
+    _forget_sizes(graph, untrue.__contains__)
     doubted, completed = set[ir.Value](), bool(untrue)
     otherwise = graph.meta.setdefault(_OTHERWISE, {})
     for node in _bodies_first(graph):
