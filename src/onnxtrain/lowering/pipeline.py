@@ -14,8 +14,6 @@ from onnxtrain.errors.registries import Registry
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, forget_unused_domains, remove_unused
 from onnxtrain.lowering.build_gradients import Derivative, build_gradients
-from onnxtrain.lowering.counter_based_dropout import counter_based_dropout
-from onnxtrain.lowering.join_scans import join_scans
 from onnxtrain.lowering.logits import skip_ignored_rows
 from onnxtrain.lowering.memory.recompute import check_patterns, number_layers, recompute
 from onnxtrain.lowering.memory.rematerialize_dequantized import rematerialize_dequantized
@@ -37,6 +35,7 @@ from onnxtrain.lowering.rules.batch_norm import (
     write_batch_norm,
 )
 from onnxtrain.lowering.rules.convolutions import fuse_padding, pad_evenly, shield_padded_weights
+from onnxtrain.lowering.rules.dropout import counter_based_dropout
 from onnxtrain.lowering.rules.elementwise import fuse_elementwise
 from onnxtrain.lowering.rules.kernels import multiply_in_bfloat16, resolve_fused, use_kernels
 from onnxtrain.lowering.rules.linear import (
@@ -55,6 +54,7 @@ from onnxtrain.lowering.rules.recurrent import (
 )
 from onnxtrain.lowering.rules.rotary import fuse_rotary
 from onnxtrain.lowering.rules.rows import fuse_gather, fuse_scatter, fuse_slices
+from onnxtrain.lowering.rules.scans import join_scans
 from onnxtrain.lowering.updates import fuse_updates, optimizer_in_backward
 
 PASSES: Final[Registry[Callable[[ir.Model], object]]] = Registry("pass", callable, "a function that changes a model")
