@@ -140,10 +140,13 @@ class Builder:
         return self._node_names
 
     def before(self, node: ir.Node, *, sharing: bool = False) -> Builder:
-        """A builder that inserts before a node of the same graph and shares constants with this one.
+        """A builder that inserts before a node of this graph, or of a body in it, and shares constants with this one.
 
-        It shares computed sizes, too, so call it for nodes in the order of the graph.
+        In the same graph it shares computed sizes, too, so call it for nodes in the order of the graph.
         """
+        if node.graph is not self.graph:
+            assert isinstance(node.graph, ir.Graph)
+            return Builder(node.graph, self.opset, before=node, outer=self)
         self._names()  # once for all of these builders
         other = copy.copy(self)
         other._before, other.emitted = node, []

@@ -85,12 +85,6 @@ class Context:
     graph: ir.Graph
     main: Builder
 
-    def before(self, node: ir.Node) -> Builder:
-        """Return a builder that inserts before a node."""
-        if self.graph is self.main.graph:
-            return self.main.before(node)
-        return Builder(self.graph, self.main.opset, before=node, outer=self.main)
-
     @cached_property
     def named(self) -> set[str]:
         """Names of values that Gradient nodes name."""
@@ -123,7 +117,7 @@ def _apply(rule: Rule, context: Context, backward: Backward | None) -> bool:
 
     for match in find(graph, rule.pattern, context.named, check, backwards=rule.backwards, gone=gone):
         last, namesake = match.nodes[0], match[rule.namesake] if rule.namesake else match.nodes[0]
-        op = context.before(last)
+        op = context.main.before(last)
         op.scope = last.name or rule.pattern.name
         made = rule.emit(op, match)
         results = [made] if isinstance(made, Value) else made or ()

@@ -193,7 +193,7 @@ def _shape_readers(match: Match) -> list[ir.Node] | str:
 def _emit_sizes(_: Builder, match: Match) -> None:
     (node,) = match.nodes
     for reader in match.found:
-        op = match.context.before(reader)
+        op = match.context.main.before(reader)
         sizes = op.Gather(op.Shape(op.wrap(node.inputs[0])), op.ints(*node.attributes["perm"].as_ints())).ir
         take_over(op.graph, {reader.outputs[0]: sizes})
     match.nodes = (*match.found, node)
@@ -271,7 +271,7 @@ def _emit_packed(op: Builder, match: Match) -> Sequence[Value]:
     heads, size = packed.heads, packed.size
     shapes = [reader for value in node.inputs[:_PARTS] for reader in _readers(value) if reader is not node]
     if shapes:
-        first = match.context.before(packed.split)
+        first = match.context.main.before(packed.split)
         first.scope = op.scope
         sizes = first.Concat(
             first.Gather(first.Shape(first.wrap(packed.x)), first.ints(0, 1)), first.ints(heads, size), axis=0

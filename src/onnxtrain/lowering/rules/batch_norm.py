@@ -114,7 +114,7 @@ def _followed(match: Match) -> _Behind | str:
 
 def _emit_followed(_: Builder, match: Match) -> None:
     (norm,), behind = match.nodes, match.found
-    op = match.context.before(behind.nodes[-1])
+    op = match.context.main.before(behind.nodes[-1])
     given = [None if value is None else op.wrap(value) for value in (*norm.inputs[:5], behind.addend)]
     y, scale = behind.nodes[-1].outputs[0], given[1]
     assert scale is not None

@@ -182,8 +182,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
     """
     renamed = dict[ir.Value, ir.Value]()
     emitted = set(backward.nodes)
-    opset = model.graph.opset_imports.get("", 1)
-    main = Builder(model.graph, opset)
+    main = Builder(model.graph, model.graph.opset_imports.get("", 1))
     graphs = [model.graph, *model.graph.subgraphs()]
     for graph in graphs:
         nodes = list(graph)
@@ -194,10 +193,9 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
                 continue
             if kernels and has_kernel(node):
                 continue
-            assert isinstance(graph, ir.Graph)
             body = body_for(portable, node.op_type) or find_registered_body(node.op_type, node.domain)
             assert body is not None
-            op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
+            op = main.before(node)
             try:
                 written = expand_registered(node, body, op, renamed)
             except GradientError:

@@ -360,7 +360,7 @@ def _before_split(match: Match) -> tuple[ir.Node, int, int] | str:
 
 def _emit_unsplit(_: Builder, match: Match) -> None:
     (gradient,), (split, begin, end) = match.nodes, match.found
-    op, whole = match.context.before(split), split.inputs[0]
+    op, whole = match.context.main.before(split), split.inputs[0]
     op.scope = split.name or ""
     part = op.Slice(op.wrap(whole), op.ints(begin), op.ints(end), op.ints(1))
     gradient.replace_input_with(_SLOTS[_BY_CHANNEL], whole)
