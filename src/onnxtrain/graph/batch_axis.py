@@ -134,7 +134,7 @@ def _reshaped(
     earlier = _product(before[: source.axis])
     if earlier is None:
         return None
-    outer, passed = times(earlier, source.before), ONE
+    outer, passed = times(earlier, source.before), times()
     sizes = [_product([size]) for size in after]
     total, known = _product(before), _product(size for size in after if _product([size]) is not None)
     if sizes.count(None) == 1 and total is not None and known is not None:
@@ -270,7 +270,7 @@ def _concat(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int |
 
 
 def _slice(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
-    before, after = dimensions(node.inputs[0]), dimensions(node.outputs[0])  # type: ignore[arg-type]
+    before, after = dimensions(node.inputs[0]), dimensions(node.outputs[0])
     if slot or before is None:
         return None
     if after is not None and _is_int(before[axis]):
