@@ -410,10 +410,6 @@ def _range(node: ir.Node, facts: Facts) -> Sizes:
     return (None,)
 
 
-def _expand(node: ir.Node, facts: Facts) -> Sizes:
-    return broadcast_shapes(facts.shape(node.inputs[0]), facts.content(node.inputs[1]))
-
-
 def _slice(node: ir.Node, facts: Facts) -> Sizes:
     sizes = facts.shape(node.inputs[0])
     bounds = None if not sizes else slice_bounds(node, facts, len(sizes))
@@ -446,7 +442,7 @@ _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Reshape": _reshape,
     "Concat": _concat,
     "ConstantOfShape": lambda node, facts: facts.content(node.inputs[0]),
-    "Expand": _expand,
+    "Expand": lambda node, facts: broadcast_shapes(facts.shape(node.inputs[0]), facts.content(node.inputs[1])),
     "Gather": _gather,
     "Pad": _pad,
     "Range": _range,

@@ -153,10 +153,6 @@ def _integers(content: Content) -> list[int]:
     return [operator.index(item) for item in content.flat]
 
 
-def _same(node: ir.Node, data: Content) -> Content:
-    return data
-
-
 def _reshaped(node: ir.Node, data: Content) -> Content:
     sizes = dimensions(node.outputs[0])
     if sizes is None or (len(sizes) == 1 and not isinstance(sizes[0], int)):
@@ -187,19 +183,11 @@ def _slice(
     return np.asarray(data[tuple(cut)])
 
 
-def _transpose(node: ir.Node, data: Content) -> Content:
-    return data.transpose(list(node.attributes.get_ints("perm", range(data.ndim)[::-1])))
-
-
 def _constant_of_shape(node: ir.Node, shape: Content) -> Content | None:
     sizes, filled = _integers(shape), node.attributes.get_tensor("value")
     if filled is None or not filled.dtype.is_integer() or math.prod(sizes) > LONGEST:
         return None
     return np.full(sizes, filled.numpy().item(), object)
-
-
-def _concat(node: ir.Node, *parts: Content) -> Content | None:
-    return np.concatenate(parts) if all(part.ndim == 1 for part in parts) else None
 
 
 def _elementwise(function: Callable[..., Any]) -> Callable[..., Content]:
@@ -240,13 +228,13 @@ def _where(condition: int | None, a: Dimension, b: Dimension) -> Dimension:
 
 
 _RULES: dict[str, Callable[..., Content | None]] = {
-    **dict.fromkeys(("Identity", "Cast"), _same),
+    **dict.fromkeys(("Identity", "Cast"), lambda node, data: data),
     **dict.fromkeys(("Squeeze", "Unsqueeze", "Reshape"), _reshaped),
     "Gather": _gather,
     "Slice": _slice,
-    "Transpose": _transpose,
+    "Transpose": lambda node, data: data.transpose(node.attributes.get_ints("perm")),
     "ConstantOfShape": _constant_of_shape,
-    "Concat": _concat,
+    "Concat": lambda node, *parts: np.concatenate(parts) if all(part.ndim == 1 for part in parts) else None,
     "Add": _elementwise(_add),
     "Sub": _of_integers(operator.sub),
     "Mul": _elementwise(lambda a, b: product([a, b])),

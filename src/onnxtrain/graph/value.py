@@ -43,6 +43,12 @@ def dimensions(value: ir.Value | None) -> tuple[Dimension, ...] | None:
     return tuple([d if isinstance(d, int) else d.value for d in value.shape])
 
 
+def have_one_shape(one: ir.Value | None, other: ir.Value | None) -> bool:
+    """Return whether two values are known to have the same shape."""
+    shape = dimensions(one)
+    return shape is not None and None not in shape and shape == dimensions(other)
+
+
 def is_float(value: ir.Value) -> bool:
     """Return whether an onnx-ir value has a real floating element type."""
     return value.dtype in _FLOATING

@@ -246,12 +246,11 @@ def split_recurrent_gradients(model: ir.Model) -> None:
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         op = main if following is None else main.before(following)
-        if node.domain == ONNXTRAIN_DOMAIN and _is_split(Node(node, op)):
+        if node.domain == ONNXTRAIN_DOMAIN and (
+            node.op_type in ("LSTMGradient", "RNNGradient")
+            or (node.op_type == "GRUGradient" and keeps_linear(Node(node, op)))
+        ):
             _split(graph, op, node)
-
-
-def _is_split(node: Node) -> bool:
-    return node.operator in ("LSTMGradient", "RNNGradient") or (node.operator == "GRUGradient" and keeps_linear(node))
 
 
 def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
