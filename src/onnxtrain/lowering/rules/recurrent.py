@@ -245,12 +245,10 @@ def split_recurrent_gradients(model: ir.Model) -> None:
     main = Builder(graph, graph.opset_imports[""])
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        op = main if following is None else main.before(following)
-        if node.domain == ONNXTRAIN_DOMAIN and (
-            node.op_type in ("LSTMGradient", "RNNGradient")
-            or (node.op_type == "GRUGradient" and keeps_linear(Node(node, op)))
-        ):
-            _split(graph, op, node)
+        if node.domain == ONNXTRAIN_DOMAIN and node.op_type.removesuffix("Gradient") in _OPERATORS:
+            if node.op_type in _OPERATORS or (node.op_type == "GRUGradient" and not keeps_linear(Node(node, main))):
+                continue
+            _split(graph, main if following is None else main.before(following), node)
 
 
 def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
