@@ -1,7 +1,7 @@
 """Types and shapes of standard operators from their inputs: the one table behind both Python inferences.
 
 The builder asks it for each node that a rule emits, thousands between two inferences of ONNX: there only constants
-count as known elements. :mod:`onnxtrain.graph.symbols` asks it for whole graphs and follows sizes that the graph
+count as known elements. :mod:`onnxtrain.graph.shapes` asks it for whole graphs and follows sizes that the graph
 computes.
 """
 
