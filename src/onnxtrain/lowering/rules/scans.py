@@ -12,35 +12,28 @@ from collections.abc import Hashable
 
 import onnx_ir as ir
 
-from onnxtrain.graph import Builder
+from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, ancestors, clone_nodes
 from onnxtrain.graph.passes import NEVER_SHARED, attribute_key
-from onnxtrain.graph.replace import substitute_and_rename
-from onnxtrain.graph.value import constant_number
+from onnxtrain.graph.value import attributes_of, constant_number
+from onnxtrain.lowering.patterns import Match, operators
+from onnxtrain.lowering.rewrite import Rewrite, Rule
 
 
-def join_scans(graph: ir.Graph) -> None:
-    """Let the gradient of a Scan that is a sum over slices return the sum, too, in place.
-
-    The pattern is a Scan with one state, which starts at zero and to which each step adds a number, and a Scan over the
-    same tensors in the opposite order that does not depend on the first.
-
-    Requires: a sorted graph whose gradients are built. Ensures: a sorted graph; the order of summation changes.
-    """
-    joined = False
-    for forward in [node for node in graph if _is_sum(node)]:
-        backward = next((node for node in graph if _goes_back(node, forward)), None)
-        if backward is None or forward in ancestors([backward]):
-            continue
-        _join(graph, forward, backward)
-        joined = True
-    if joined:
-        graph.sort()
+def _backward_of(match: Match) -> ir.Node | str:
+    """Return the Scan that goes back over the slices of a sum, and does not depend on it."""
+    (forward,) = match.nodes
+    if not _is_sum(forward):
+        return "it does not only sum over slices"
+    backward = next((node for node in match.context.graph if _goes_back(node, forward)), None)
+    if backward is None or forward in ancestors([backward]):
+        return "no Scan goes back over its slices alone"
+    return backward
 
 
 def _is_sum(node: ir.Node) -> bool:
     """Return whether a node is a Scan that adds a value of each slice to a number that begins with zero."""
-    if node.op_type != "Scan" or node.domain or len(node.outputs) != 1:
+    if len(node.outputs) != 1:
         return False
     body, initial = node.attributes["body"].as_graph(), node.inputs[0]
     if len(node.inputs) - _slices(node) != 1 or initial is None or initial.is_graph_input():
@@ -88,8 +81,9 @@ def _goes_back(node: ir.Node, forward: ir.Node) -> bool:
     )
 
 
-def _join(graph: ir.Graph, forward: ir.Node, backward: ir.Node) -> None:
-    """Add the terms as an output of the backward Scan, and replace the result of the other one by their sum."""
+def _emit_sum(_: Builder, match: Match) -> Value:
+    """Add the terms as an output of the backward Scan, and return their sum."""
+    (forward,), backward, op = match.nodes, match.found, match.context.main
     forward_body, backward_body = forward.attributes["body"].as_graph(), backward.attributes["body"].as_graph()
     values: Values = {
         forward_body.inputs[slot]: backward_body.inputs[_taken(backward)[value][0]]
@@ -99,7 +93,6 @@ def _join(graph: ir.Graph, forward: ir.Node, backward: ir.Node) -> None:
     assert added is not None
     term = next(value for value in added.inputs if value is not state)
     assert term is not None
-    result = forward.outputs[0]
     backward_body.extend(
         _copied(
             [node for node in forward_body if node is not added and not _follows(node, added)], backward_body, values
@@ -107,20 +100,16 @@ def _join(graph: ir.Graph, forward: ir.Node, backward: ir.Node) -> None:
     )
     identity = ir.Node("", "Identity", [values.get(term, term)], num_outputs=1)
     given = identity.outputs[0]
-    given.name, given.type, given.shape = f"{result.name}/term", term.type, ir.Shape(())
+    given.name, given.type, given.shape = f"{match.y.name}/term", term.type, ir.Shape(())
     backward_body.append(identity)
     backward_body.outputs.append(given)
     backward.resize_outputs(len(backward.outputs) + 1)
     terms = backward.outputs[-1]
-    terms.name, terms.type, terms.shape = f"{result.name}/terms", term.type, ir.Shape([None])
+    terms.name, terms.type, terms.shape = f"{match.y.name}/terms", term.type, ir.Shape([None])
     for name in ("scan_output_axes", "scan_output_directions"):
         if name in backward.attributes:
             backward.attributes.add(ir.AttrInt64s(name, [*backward.attributes[name].as_ints(), 0]))
-    op = Builder(graph, graph.opset_imports.get("", 1))
-    total = op.ReduceSum(op.wrap(terms), keepdims=0)
-    total.ir.type, total.ir.shape = result.type, result.shape
-    substitute_and_rename(graph, {result: total.ir})
-    graph.remove(forward, safe=True)
+    return op.ReduceSum(op.wrap(terms), keepdims=0)
 
 
 def _follows(node: ir.Node, added: ir.Node) -> bool:
@@ -144,8 +133,16 @@ def _copied(nodes: list[ir.Node], back: ir.Graph, values: Values) -> list[ir.Nod
 
 def _key(node: ir.Node, values: Values) -> Hashable | None:
     """Return a key that is equal for nodes that compute the same from equal values."""
-    attributes = attribute_key({name: attribute.value for name, attribute in node.attributes.items()})
+    attributes = attribute_key(attributes_of(node))
     if attributes is None or node.op_type in NEVER_SHARED:
         return None
     inputs = tuple(id(None if value is None else values.get(value, value)) for value in node.inputs)
     return node.op_identifier(), inputs, attributes
+
+
+join_scans = Rewrite(Rule(operators("sum over slices", "Scan"), _emit_sum, _backward_of), sort=True)
+"""Let the gradient of a Scan that is a sum over slices return the sum, too.
+
+The pattern is a Scan with one state, which starts at zero and to which each step adds a number, and a Scan over the
+same tensors in the opposite order that does not depend on the first. The order of summation changes.
+"""
