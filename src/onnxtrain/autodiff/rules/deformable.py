@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.placement import count_to, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import spatial_sizes
 from onnxtrain.errors import GradientError
@@ -102,16 +103,14 @@ def _corners(node: Node, kernel: tuple[int, int], offset_groups: int) -> tuple[V
     grid = np.stack([g.reshape(-1) for g in np.indices(kernel)])
     lows, parts = [], []
     for axis in (0, 1):
-        number = op.Range(op.constant(0, np.int64), _scalar(op, offset, 2 + axis), op.constant(1, np.int64))
-        starts = op.cast(number, x.dtype) * float(strides[axis]) - float(pads[axis])
+        starts = op.cast(count_to(op, size_of(offset, 2 + axis)), x.dtype) * float(strides[axis]) - float(pads[axis])
         starts = op.Unsqueeze(starts, op.ints(1)) if axis == 0 else starts
         within = op.constant((grid[axis] * dilations[axis]).reshape(-1, 1, 1), x.dtype)
         point = op.Squeeze(split[axis], op.ints(3)) + starts + within
         lows.append(op.Floor(point))
         parts.append(point - lows[-1])
     height, width = op.dimension(x, 2), op.dimension(x, 3)
-    images = op.Range(op.constant(0, np.int64), op.Squeeze(op.Shape(x, end=1)), op.constant(1, np.int64))
-    first = op.Unsqueeze(images, op.ints(1)) * offset_groups + np.arange(offset_groups)
+    first = op.Unsqueeze(count_to(op, size_of(x, 0)), op.ints(1)) * offset_groups + np.arange(offset_groups)
     first = op.Unsqueeze(first, op.ints(2, 3, 4))
     corners = []
     for down in (0, 1):
@@ -126,10 +125,6 @@ def _corners(node: Node, kernel: tuple[int, int], offset_groups: int) -> tuple[V
             toward_x = share_y * inside * (1.0 if right else -1.0)
             corners.append(_Corner(flat, share_y * share_x * inside, toward_y, toward_x))
     return lows[0], corners
-
-
-def _scalar(op: Builder, x: Value, axis: int) -> Value:
-    return op.Squeeze(op.dimension(x, axis))
 
 
 def _within(op: Builder, index: Value, size: Value) -> Value:

@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
+from onnxtrain.autodiff.placement import (
     LAST,
     Size,
+    as_number,
     as_value,
     multiply,
     product,
@@ -24,6 +24,7 @@ from onnxtrain.autodiff.rules.placement import (
     sizes_of,
     zeros,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 
 _CUBIC = -0.75
@@ -121,7 +122,7 @@ def _axis_taps(node: Node, points: Value, component: int, size: Size) -> _Taps:
     op, mode = node.op, _mode(node)
     padding = node.attribute("padding_mode", "zeros")
     coordinate = op.Gather(points, op.constant(component, np.int64), axis=2)
-    length = _as_number(op, size, points.dtype)
+    length = as_number(op, size, points.dtype)
     last = length - 1
     if node.attribute("align_corners", 0):
         slope = last / 2
@@ -147,12 +148,6 @@ def _axis_taps(node: Node, points: Value, component: int, size: Size) -> _Taps:
         index, _ = _reflected(index, low, high)
     index = op.Clip(index, op.scalar(0, points), last)
     return _Taps(op.cast(index, ir.DataType.INT64), weight, derivative, slope)
-
-
-def _as_number(op: Builder, size: Size, dtype: ir.DataType) -> Value:
-    if isinstance(size, int):
-        return op.constant(size, dtype)
-    return op.cast(op.Reshape(size, op.ints()), dtype)
 
 
 def _padded(position: Value, slope: Value, padding: str, low: Value, high: Value, last: Value) -> tuple[Value, Value]:

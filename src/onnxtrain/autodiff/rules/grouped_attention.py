@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import LAST, count_to, size_of
 from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN
 from onnxtrain.autodiff.rules.microsoft_attention import refuse, rotated_at
@@ -126,9 +127,7 @@ def _query_positions(node: Node, q: Value, sizes: _Sizes) -> Value:
 
 def _counted(q: Value) -> Value:
     """The numbers of the queries [b, s, heads n], from 0 on: [s]."""
-    op = q.op
-    count = op.Range(op.constant(0, np.int64), op.Squeeze(op.dimension(q, 1)), op.constant(1, np.int64))
-    return count.with_shape(None if q.shape is None else q.shape[1:2])
+    return count_to(q.op, size_of(q, 1)).with_shape(None if q.shape is None else q.shape[1:2])
 
 
 def _rotated(node: Node, part: Value, heads: int, positions: Value) -> Value:
@@ -153,14 +152,13 @@ def _rotated(node: Node, part: Value, heads: int, positions: Value) -> Value:
 def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) -> Value:
     """True for keys that a query sees, [b or 1, 1, s, t]: up to its own position, no further back than the window."""
     op, window = node.op, int(node.attribute("local_window_size", -1))
-    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
     queries = _counted(q)
     rows = op.Unsqueeze(queries, op.ints(0, 1, 3))
     new = op.Unsqueeze(queries, op.ints(0, 1, 2))
     columns = new
     if sizes.begins is not None and past is not None:  # counted from the first query: cached keys lie before 0
         begins = op.Unsqueeze(sizes.begins, op.ints(2, 3))
-        old = op.Unsqueeze(op.Range(zero, op.Squeeze(op.dimension(past, 2)), one), op.ints(0, 1, 2))
+        old = op.Unsqueeze(count_to(op, size_of(past, 2)), op.ints(0, 1, 2))
         never = op.constant(np.iinfo(np.int32).max, np.int64)
         before = op.Where(op.Less(old, begins), op.Sub(old, begins), never)
         columns = op.Concat(before, op.Add(new, op.Sub(begins, begins)), axis=3)
@@ -217,7 +215,7 @@ def _capped(node: Node, rows: Value, k: Value, v: Value, bias: Value, scale: flo
             tiled = op.Tile(by_group, op.Concat(op.ints(1, 1), length, op.ints(1), axis=0))
             first = first + op.Reshape(tiled, op.ints(1, sizes.groups, -1, 1))
         with_none = op.Softmax(op.Concat(first, scores, axis=3), axis=-1)
-        probability = op.Slice(with_none, op.ints(1), op.ints(2**31), op.ints(3))
+        probability = op.Slice(with_none, op.ints(1), op.ints(LAST), op.ints(3))
     return op.Transpose(probability @ v, perm=[0, 2, 1, 3])
 
 

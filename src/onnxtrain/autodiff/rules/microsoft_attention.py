@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import register_fused
 from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.placement import LAST, count_to, size_of
 from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
 from onnxtrain.autodiff.rules.microsoft import DOMAIN
 from onnxtrain.autodiff.rules.rotary import cache_gradients
@@ -176,9 +177,7 @@ def _visible(node: Node, mask: Value, parts: _Heads) -> Value:
 def _between(node: Node, mask: Value, parts: _Heads) -> Value:
     """True for keys before the end of their sequence, and not before its begin if that is given."""
     op, integer = node.op, ir.DataType.INT64
-    positions = op.Range(
-        op.constant(0, np.int64), op.Reshape(op.dimension(parts.keys, 2), op.ints()), op.constant(1, np.int64)
-    )
+    positions = count_to(op, size_of(parts.keys, 2))
     batch, size = op.dimension(node.x, 0), op.dimension(mask, 0)
     single = mask.shape is not None and node.x.shape is not None and _same(mask.shape[0], node.x.shape[0])
     ends = mask if single else op.Slice(mask, op.ints(0), batch, op.ints(0))
@@ -235,8 +234,7 @@ def _every_position(node: Node) -> Value:
     op, positions = node.op, node.input_required(1)
     if node.rank(positions) > 1:
         return positions
-    length = op.dimension(node.x, 2 if node.rank() == 4 else 1)
-    counted = op.Range(op.constant(0, np.int64), op.Reshape(length, op.ints()), op.constant(1, np.int64))
+    counted = count_to(op, size_of(node.x, 2 if node.rank() == 4 else 1))
     return op.Unsqueeze(op.Add(positions, counted), op.ints(0))
 
 
@@ -266,7 +264,7 @@ def rotated_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: i
     if isinstance(half, int) and size == 2 * half:
         return _rotated(x, cosines, sines, interleaved)
     turned = op.Slice(x, op.ints(0), op.Add(width, width), op.ints(-1))
-    rest = op.Slice(x, op.Add(width, width), op.ints(2**31), op.ints(-1))
+    rest = op.Slice(x, op.Add(width, width), op.ints(LAST), op.ints(-1))
     return op.Concat(_rotated(turned, cosines, sines, interleaved), rest, axis=-1)
 
 

@@ -10,10 +10,11 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import flat_scatter, joined, sizes_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_fit, windows_of
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.limits import check_table, fits
+from onnxtrain.graph.limits import check_table
 
 
 @register_gradient("MaxPool")
@@ -59,14 +60,14 @@ def _indices(node: Node, dy: Value) -> Value:
 
 def scattered_max_pool_gradient(node: Node) -> Sequence[Value]:
     """Compute :func:`max_pool_gradient` without MaxUnpool, for providers that lack it."""
-    op, dy, x = node.op, node.x, node.input_required(1)
-    return [_scatter(op, dy, _indices(node, dy), x)]
+    dy, x = node.x, node.input_required(1)
+    return [flat_scatter(x, _indices(node, dy), dy)]
 
 
 def _put_at_maxima(op: Builder, windows: Windows, dy: Value, indices: Value) -> Value:
     if _undone_by_unpooling(windows, windows.x, dy):
         return op.MaxUnpool(dy, indices, kernel_shape=windows.kernel, strides=windows.strides, pads=windows.pads)
-    return _scatter(op, dy, indices, windows.x)
+    return flat_scatter(windows.x, indices, dy)
 
 
 def _undone_by_unpooling(windows: Windows, x: Value, dy: Value) -> bool:
@@ -79,14 +80,6 @@ def _undone_by_unpooling(windows: Windows, x: Value, dy: Value) -> bool:
     begin, end = pads[: windows.rank], pads[windows.rank :]
     full = zip(windows.strides, counts, windows.extent, begin, end, strict=True)
     return [s * (n - 1) + e - b - a for s, n, e, b, a in full] == list(sizes)
-
-
-def _scatter(op: Builder, dy: Value, indices: Value, x: Value) -> Value:
-    """Zeros of the shape of x with dy added at flat indices."""
-    all_elements = op.ints(-1)
-    zeros = op.reshape(op.zeros_like(x), all_elements)
-    flat_indices, flat_dy = op.Reshape(indices, all_elements), op.Reshape(dy, all_elements)
-    return op.reshape_like(op.ScatterElements(zeros, flat_indices, flat_dy, axis=0, reduction="add"), x)
 
 
 @register_gradient("MaxUnpool")
@@ -133,28 +126,11 @@ def _spread(windows: Windows, dy: Value, weight: float) -> Value:
 
 def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
     """The number of elements of each window that count, [1, 1, windows...]."""
-    op, sizes, counts, pads = windows.op, spatial_sizes(windows.x), spatial_sizes(dy), windows.pads
-    assert windows.kernel is not None
-    if sizes is None or counts is None or pads is None:
-        return _counts_in_graph(windows, dy, include_padding)
-    if not fits(*counts) or not all(map(fits, counts, windows.kernel)):
-        return _counts_in_graph(windows, dy, include_padding)
-    total = np.ones((1, 1, *[1] * windows.rank))
-    for axis in range(windows.rank):
-        starts = np.arange(counts[axis]) * windows.strides[axis] - pads[axis]
-        at = starts[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
-        before, after = (pads[axis], pads[axis + windows.rank]) if include_padding else (0, 0)
-        inside = ((at >= -before) & (at < sizes[axis] + after)).sum(axis=1)
-        total = total * inside.reshape(-1, *[1] * (windows.rank - 1 - axis))
-    return op.constant(np.maximum(total, 1), dy.dtype)
-
-
-def _counts_in_graph(windows: Windows, dy: Value, include_padding: bool) -> Value:
     op, rank, axes = windows.op, windows.rank, windows.axes
-    shape = op.Concat(op.ints(1, 1), op.Shape(windows.x, start=2), axis=0)
-    ones = op.Expand(op.scalar(1, dy), shape)
-    check_table(*(windows.kernel or ()))
-    kernel = op.constant(np.ones((1, 1, *(windows.kernel or ()))), dy.dtype)
+    assert windows.kernel is not None
+    check_table(*windows.kernel)
+    kernel = op.constant(np.ones((1, 1, *windows.kernel)), dy.dtype)
+    ones = op.Expand(op.scalar(1, dy), joined(op, [1, 1, *sizes_of(windows.x, axes)]))
     pads = windows.pads
     if pads is None:
         padded = windows.padded(ones, axes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import count_to, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 from onnxtrain.graph.limits import fits
@@ -42,8 +43,7 @@ def _block_of_each(node: Node, axis: int, block: int) -> Value:
     size = None if shape is None else shape[axis]
     if isinstance(size, int) and fits(size):
         return op.constant(np.arange(size) // block, np.int64)
-    end = op.Squeeze(op.dimension(node.x, axis))
-    return op.Range(op.constant(0, np.int64), end, op.constant(1, np.int64)) / op.constant(block, np.int64)
+    return count_to(op, size_of(node.x, axis)) / op.constant(block, np.int64)
 
 
 def sum_like_scale(node: Node, products: Value) -> Value:

@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.placement import FIRST, count_to, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import FIRST
 from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
@@ -141,10 +141,8 @@ class Sequences:
         if self.lengths is None:
             return None
         op = self.op
-        zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-        time = op.Range(zero, op.Reshape(op.dimension(steps, 0), op.ints()), one)
-        lengths = op.Unsqueeze(op.cast(self.lengths, ir.DataType.INT64), op.ints(0, 2))
-        return op.Less(op.Unsqueeze(time, op.ints(1, 2)), lengths)
+        time = op.Unsqueeze(count_to(op, size_of(steps, 0)), op.ints(1, 2))
+        return op.Less(time, op.Unsqueeze(op.cast(self.lengths, ir.DataType.INT64), op.ints(0, 2)))
 
     def together(self, parts: Sequence[Value], axis: int = 0) -> Value:
         """Join the parts of the directions along a new axis."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
+from onnxtrain.autodiff.placement import (
+    LAST,
     Size,
     joined,
     product_between,
@@ -25,6 +25,7 @@ from onnxtrain.autodiff.rules.placement import (
     size_of,
     zeros,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 from onnxtrain.graph.limits import check_table
@@ -298,5 +299,5 @@ def _times_transposed(dy: Value, matrix: Value, axis: int, size: Size) -> Value:
         sizes[axis] = size
         return shaped(moved, sizes)
     whole = op.Shape(dy)
-    ends = op.Slice(whole, op.ints(0), op.ints(axis)), op.Slice(whole, op.ints(axis + 1), op.ints(2**31))
+    ends = op.Slice(whole, op.ints(0), op.ints(axis)), op.Slice(whole, op.ints(axis + 1), op.ints(LAST))
     return op.Reshape(moved, op.Concat(ends[0], joined(op, [size]), ends[1], axis=0), allowzero=1)

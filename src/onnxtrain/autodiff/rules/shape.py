@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import Size, joined, shaped, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import Size, joined, shaped, size_of
 from onnxtrain.graph import Value
 
 

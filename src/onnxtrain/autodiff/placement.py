@@ -74,6 +74,11 @@ def multiply(left: Size, right: Size) -> Size:
     return left * right
 
 
+def divide(size: Size, number: int) -> Size:
+    """The integer quotient of a size that is not negative."""
+    return size // number if isinstance(size, int) else size / size.op.ints(number)
+
+
 def product(sizes: Sequence[Size]) -> Size:
     """The product of several sizes."""
     result: Size = 1
@@ -181,8 +186,7 @@ def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
 def flat_scatter(x: Value, positions: Value, dy: Value) -> Value:
     """Add the elements of dy to zeros of the shape of x at positions in its flattened elements."""
     op = x.op
-    size = op.Reshape(op.Size(x), op.ints(1))
-    start = zeros(op, [size], x.dtype)
+    start = zeros(op, [product_between(x, 0, None)], x.dtype)
     flat = op.ints(-1)
     added = op.ScatterElements(start, op.Reshape(positions, flat), op.Reshape(dy, flat), axis=0, reduction="add")
     return op.reshape_like(added, x)
@@ -190,6 +194,15 @@ def flat_scatter(x: Value, positions: Value, dy: Value) -> Value:
 
 def flat_positions(x: Value) -> Value:
     """The position of every element of x among its flattened elements, in the shape of x."""
-    op = x.op
-    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-    return op.reshape_like(op.Range(zero, op.Size(x), one), x)
+    return x.op.reshape_like(count_to(x.op, product_between(x, 0, None)), x)
+
+
+def count_to(op: Builder, size: Size) -> Value:
+    """0, 1, ..., size - 1."""
+    end = op.constant(size, np.int64) if isinstance(size, int) else op.Squeeze(size)
+    return op.Range(op.constant(0, np.int64), end, op.constant(1, np.int64))
+
+
+def as_number(op: Builder, size: Size, dtype: ir.DataType) -> Value:
+    """A size as a 0-d value of a floating type."""
+    return op.constant(size, dtype) if isinstance(size, int) else op.cast(op.Squeeze(size), dtype)
