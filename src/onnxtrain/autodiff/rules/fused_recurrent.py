@@ -22,8 +22,7 @@ from onnxtrain.autodiff.node import Node, Seeds
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.autodiff.registry import Body, Gradients, Rule, register_gradient
 from onnxtrain.autodiff.rules import gated, recurrent
-from onnxtrain.autodiff.rules.recurrent import Direction, Sequences, clipped, split
-from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
+from onnxtrain.autodiff.rules.recurrent import Activation, Direction, Sequences, activations, clipped, split
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
@@ -69,8 +68,7 @@ def settings(node: Node) -> dict[str, Any]:
     Raises:
         GradientError: An activation function is unknown.
     """
-    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
-    functions = [f for one in activations(node, OPERATORS[node.operator], directions) for f in one]
+    functions = _functions(node)
     return {name: node.attribute(name) for name in _ATTRIBUTES} | {
         "activations": " ".join(function.name for function in functions),
         "activation_alpha": [function.alpha or 0.0 for function in functions],
@@ -93,20 +91,15 @@ def _saved_count(node: Node) -> int:
     return 2 if node.operator == "LSTM" or keeps_linear(node) else 1
 
 
-def _sides(node: Node, hidden: Value) -> tuple[Sequences, list[Direction]]:
-    """The directions of a node with the states ``hidden``, without gradients."""
-    sequences = Sequences(node)
-    functions = activations(node, OPERATORS[node.operator], sequences.count)
-    return sequences, [
-        recurrent.one_direction(sequences, hidden, [None] * 3, direction, functions[direction])
-        for direction in range(sequences.count)
-    ]
+def _functions(node: Node) -> list[Activation]:
+    """The activation functions of all directions of a standard or fused node."""
+    count = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
+    return [function for one in activations(node, OPERATORS[node.operator], count) for function in one]
 
 
 def _standard(node: Node) -> tuple[Value, ...]:
     """The standard operator with the inputs and attributes of a fused node."""
-    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
-    functions = [f for one in activations(node, OPERATORS[node.operator], directions) for f in one]
+    functions = _functions(node)
     outputs = node.op.several(
         node.operator,
         *node.inputs,
@@ -129,10 +122,9 @@ def _body(keep: Any) -> Body:
         node = fused.with_values(standard_inputs(fused))
         results = _standard(node)
         hidden = results[0] if results[0].rank is not None else results[0].with_shape((None,) * 4)
-        sequences, sides = _sides(node, hidden)
-        saved: list[list[Value]] = []
-        for direction, one in enumerate(sides):
-            saved.append([sequences.turned(value, direction) for value in keep(one)])
+        sequences = Sequences(node)
+        sides = recurrent.directions(sequences, hidden, [None], OPERATORS[node.operator])
+        saved = [[sequences.turned(value, index) for value in keep(one)] for index, one in enumerate(sides)]
         axes = (2, 1) if node.operator == "LSTM" else (2, 2)
         parts = zip(*saved, strict=True)
         return [*results, *(sequences.together(part, axis) for part, axis in zip(parts, axes, strict=False))]
@@ -247,7 +239,8 @@ def _gradient_body(operator: str, rule: Any) -> Body:
         standard = Node(node.ir, node.op, pull_back=_pull_back)
         view = standard.with_values(standard_inputs(node), [node.input_required(count)])
         sequences = Sequences(view)
-        parts = recurrent.each_direction(sequences, dys, OPERATORS[operator], rule(node))
+        sides = recurrent.directions(sequences, recurrent.visible_output(view), dys, OPERATORS[operator])
+        parts = [rule(node)(one) for one in sides]
         gate_parts: list[Value | None] = [_in_time(sequences, [part.dgates for part in parts])]
         if operator == "GRU":
             linear = [part.dlinear for part in parts if part.dlinear is not None]
