@@ -91,39 +91,25 @@ def gelu_gradients(node: Node, dy: Value) -> Gradients:
     return dx if bias is None else (dx, dx)
 
 
-def _is_single(node: ir.Node) -> bool:
-    """Return whether a node computes in float32: ONNX Runtime has these operators for no other type."""
+def in_single_precision(node: ir.Node) -> bool:
+    """Return whether a node computes in float32: ONNX Runtime's CPU kernels know no other type."""
     return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
 
 
-@register_fused("Gelu", domain=DOMAIN, has_kernel=_is_single)
 def gelu(node: Node) -> list[Value | None]:
-    """y = x Phi(x)."""
-    return [_gelu(node.x)]
-
-
-@register_fused("BiasGelu", domain=DOMAIN, has_kernel=_is_single)
-def bias_gelu(node: Node) -> list[Value | None]:
-    """y = gelu(x + b)."""
-    return [_gelu(node.x + node.input_required(1))]
-
-
-@register_fused("FastGelu", domain=DOMAIN, has_kernel=_is_single)
-def fast_gelu(node: Node) -> list[Value | None]:
-    """y = gelu(x + b) by its approximation with tanh."""
-    op, x, bias = node.op, node.x, node.input(1)
-    x = x if bias is None else x + bias
+    """y = (x + b) Phi(x + b), by its approximation with tanh for FastGelu; Gelu has no b."""
+    op, bias, fast = node.op, node.input(1), node.operator == "FastGelu"
+    x = node.x if bias is None else node.x + bias
     if op.opset >= 20:
-        return [op.Gelu(x, approximate="tanh")]
+        return [op.Gelu(x, approximate="tanh" if fast else None)]
+    if not fast:
+        return [x * 0.5 * (op.Erf(x * math.sqrt(0.5)) + 1)]
     inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
     return [x * 0.5 * (op.Tanh(inner) + 1)]
 
 
-def _gelu(x: Value) -> Value:
-    op = x.op
-    if op.opset >= 20:
-        return op.Gelu(x)
-    return x * 0.5 * (op.Erf(x * math.sqrt(0.5)) + 1)
+for _name in ("Gelu", "BiasGelu", "FastGelu"):
+    register_fused(_name, domain=DOMAIN, has_kernel=in_single_precision)(gelu)
 
 
 @register_body("QuickGelu", domain=DOMAIN)

@@ -12,7 +12,7 @@ from onnxtrain.autodiff.fused import register_fused
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.placement import LAST, count_to, size_of
 from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
-from onnxtrain.autodiff.rules.microsoft import DOMAIN
+from onnxtrain.autodiff.rules.microsoft import DOMAIN, in_single_precision
 from onnxtrain.autodiff.rules.rotary import cache_gradients
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
@@ -209,12 +209,7 @@ def rotary_embedding_rule(node: Node, dy: Value) -> Gradients:
     return dx, None, *cache_gradients(x, change, every, caches, 1 if node.rank() == 4 else 2, interleaved)
 
 
-def _is_float(node: ir.Node) -> bool:
-    """Return whether a node computes in float32, the only type of ONNX Runtime's CPU kernel."""
-    return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
-
-
-@register_fused("RotaryEmbedding", domain=DOMAIN, has_kernel=_is_float)
+@register_fused("RotaryEmbedding", domain=DOMAIN, has_kernel=in_single_precision)
 def rotary_embedding(node: Node) -> list[Value | None]:
     """y = pairs of x, rotated by the angles of their positions; x is [b, s, heads n] or [b, heads, s, n].
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import no_gradient, register_body, straight_through
-from onnxtrain.autodiff.rules import straight_through as straight
+from onnxtrain.autodiff.rules.quantization import dequantize_straight, quantize
 from onnxtrain.graph import Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 
@@ -22,8 +22,8 @@ no_gradient(
     reason="the output is constant between steps: the derivative is zero wherever it exists",
 )
 # These keep their nodes: they take types that ONNX's own have at newer opsets only.
-straight_through("QuantizeLinear", domain=MICROSOFT_DOMAIN)(straight.quantize)
-straight_through("DequantizeLinear", domain=MICROSOFT_DOMAIN)(straight.dequantize)
+straight_through("QuantizeLinear", domain=MICROSOFT_DOMAIN)(quantize)
+straight_through("DequantizeLinear", domain=MICROSOFT_DOMAIN)(dequantize_straight)
 
 
 def _dequantized(node: Node, index: int, axis: int = 0) -> Value:
