@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import fits
 
 Size = int | Value
 """The size of one axis: a number, or a one-element int64 value where only the graph knows it."""
@@ -143,6 +144,13 @@ def zeros(op: Builder, sizes: Sequence[Size], dtype: ir.DataType) -> Value:
     fill = ir.tensor(np.zeros(1, dtype=dtype.numpy()))
     known = tuple(size if isinstance(size, int) else None for size in sizes)
     return op.ConstantOfShape(joined(op, sizes), value=fill).with_shape(known)
+
+
+def identity_matrix(op: Builder, rows: Size, columns: Size, dtype: ir.DataType) -> Value:
+    """Ones on the diagonal of a matrix: a constant where the sizes are known, and small."""
+    if isinstance(rows, int) and isinstance(columns, int) and fits(rows, columns):
+        return op.constant(np.eye(rows, columns), dtype)
+    return op.EyeLike(zeros(op, [rows, columns], dtype), dtype=int(dtype))
 
 
 def pad_to(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Sequence[Size]) -> Value:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.placement import count_to, size_of
+from onnxtrain.autodiff.placement import as_value, count_to, identity_matrix, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import spatial_sizes
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.limits import check_positions, fits
+from onnxtrain.graph.limits import check_positions
 
 
 @register_gradient("Col2Im")
@@ -24,16 +24,12 @@ def columns_to_image(node: Node, dy: Value) -> Gradients:
     """
     op, image, block = node.op, node.input_required(1), node.input_required(2)
     known = block.constant()
-    if known is not None and fits(*(int(n) for n in (*known, *known))):
-        size = math.prod(int(n) for n in known)
-        filters = op.constant(np.eye(size).reshape(size, 1, *(int(n) for n in known)), dy.dtype)
-    else:
-        elements = op.ReduceProd(block, keepdims=1)
-        eye = op.EyeLike(op.ConstantOfShape(op.Concat(elements, elements, axis=0)), dtype=dy.dtype)
-        filters = op.Reshape(eye, op.Concat(elements, op.ints(1), block, axis=0))
+    size = op.ReduceProd(block, keepdims=1) if known is None else math.prod(known.tolist())
+    eye = identity_matrix(op, size, size, dy.dtype)
+    filters = op.Reshape(eye, op.Concat(as_value(op, size), op.ints(1), block, axis=0))
     single = op.Reshape(dy, op.Concat(op.ints(-1, 1), image, axis=0))
-    attributes = {name: node.attribute(name) for name in ("strides", "dilations", "pads")}
-    return op.Reshape(op.Conv(single, filters, **attributes), op.shape_of(node.x)).with_shape(node.x.shape)
+    columns = op.Conv(single, filters, **node.attributes("strides", "dilations", "pads"))
+    return op.Reshape(columns, op.shape_of(node.x)).with_shape(node.x.shape)
 
 
 class _Corner(NamedTuple):

@@ -34,6 +34,7 @@ INPUTS = {"LSTM": 8, "GRU": 6, "RNN": 6}
 _LENGTHS = 4
 _FOLLOW_FROM_VALUE = frozenset({"Sigmoid", "Tanh", "Relu"})
 _ATTRIBUTES = ("direction", "hidden_size", "clip", "input_forget", "linear_before_reset")
+_FUNCTIONS = ("activations", "activation_alpha", "activation_beta")
 _PARTS = frozenset({"Expand", "Identity", "Slice", "Squeeze", "Unsqueeze"})  # zeros of zeros
 _ONLY = {"input_forget": "LSTM", "linear_before_reset": "GRU"}
 
@@ -69,7 +70,7 @@ def settings(node: Node) -> dict[str, Any]:
         GradientError: An activation function is unknown.
     """
     functions = _functions(node)
-    return {name: node.attribute(name) for name in _ATTRIBUTES} | {
+    return node.attributes(*_ATTRIBUTES) | {
         "activations": " ".join(function.name for function in functions),
         "activation_alpha": [function.alpha or 0.0 for function in functions],
         "activation_beta": [function.beta or 0.0 for function in functions],
@@ -107,7 +108,7 @@ def _standard(node: Node) -> tuple[Value, ...]:
         activations=[function.name for function in functions],
         activation_alpha=[function.alpha for function in functions if function.alpha is not None] or None,
         activation_beta=[function.beta for function in functions if function.beta is not None] or None,
-        **{name: node.attribute(name) for name in _ATTRIBUTES if _ONLY.get(name, node.operator) == node.operator},
+        **node.attributes(*(name for name in _ATTRIBUTES if _ONLY.get(name, node.operator) == node.operator)),
     )
     for output, like in zip(outputs, node.outputs, strict=False):
         output.ir.dtype = node.x.dtype
@@ -201,7 +202,7 @@ def _rule(operator: str) -> Rule:
         while likes[-1] is None:
             likes.pop()
         read = all_inputs(node, [*inputs, node.y, saved[0], *([] if operator == "RNN" else [second]), *arriving])
-        found = emit(node.op, f"{operator}Gradient", *read, like=likes, **_attributes(node))
+        found = emit(node.op, f"{operator}Gradient", *read, like=likes, **node.attributes(*_ATTRIBUTES, *_FUNCTIONS))
         for value, like in zip(found, likes, strict=True):
             if like is None:
                 value.ir.name = ""
@@ -210,11 +211,6 @@ def _rule(operator: str) -> Rule:
         return [None if value is None else gradient for value, gradient in zip(wanted, gradients, strict=False)]
 
     return rule
-
-
-def _attributes(node: Node) -> dict[str, Any]:
-    names = (*_ATTRIBUTES, "activations", "activation_alpha", "activation_beta")
-    return {name: node.attribute(name) for name in names}
 
 
 def is_zero(value: Value) -> bool:

@@ -109,12 +109,9 @@ def _split(node: Node, heads: int, groups: int) -> tuple[Value, Value, Value]:
 
 def _in_heads(value: Value, heads: int) -> Value:
     """[b, s, heads n] as [b, s, heads, n]."""
-    op, shape = value.op, value.shape
-    divided = op.Reshape(value, op.ints(0, 0, heads, -1))
-    if shape is None:
-        return divided.with_shape((None, None, heads, None))
+    shape = value.shape or (None,) * 3
     last = shape[2] // heads if isinstance(shape[2], int) else None
-    return divided.with_shape((shape[0], shape[1], heads, last))
+    return value.op.Reshape(value, value.op.ints(0, 0, heads, -1)).with_shape((shape[0], shape[1], heads, last))
 
 
 def _query_positions(node: Node, q: Value, sizes: _Sizes) -> Value:
@@ -191,9 +188,8 @@ def _attended(node: Node, q: Value, k: Value, v: Value, mask: Value, sizes: _Siz
 
 def _rows_first(value: Value, sizes: _Sizes) -> Value:
     """[b, h, t, n] as [b, t, h, n]."""
-    turned, shape = value.op.Transpose(value, perm=[0, 2, 1, 3]), value.shape
-    known = (None, None, None) if shape is None else (shape[0], shape[2], shape[3])
-    return turned.with_shape((*known[:2], sizes.groups, known[2]))
+    shape = value.shape or (None,) * 4
+    return value.op.Transpose(value, perm=[0, 2, 1, 3]).with_shape((shape[0], shape[2], sizes.groups, shape[3]))
 
 
 def _capped(node: Node, rows: Value, k: Value, v: Value, bias: Value, scale: float, sizes: _Sizes) -> Value:
@@ -223,18 +219,12 @@ def _grouped(q: Value, sizes: _Sizes) -> Value:
     """Reshape [b, s, heads, n] to [b, s * shared, kv_heads, n]: one row per query and query head of a group."""
     if sizes.shared == 1:
         return q
-    op, shape = q.op, q.shape
+    op, shape = q.op, q.shape or (None,) * 4
     divided = op.Reshape(q, op.ints(0, 0, sizes.groups, sizes.shared, -1))
-    if shape is not None:
-        divided.with_shape((*shape[:2], sizes.groups, sizes.shared, shape[3]))
-    rows = op.Reshape(
-        op.Transpose(divided, perm=[0, 1, 3, 2, 4]),
-        op.Concat(op.ints(0, -1, sizes.groups), op.dimension(q, 3), axis=0),
-    )
-    if shape is None:
-        return rows.with_shape((None, None, sizes.groups, None))
-    count = _multiple(shape[1], sizes.shared)
-    return rows.with_shape((shape[0], count, sizes.groups, shape[3]))
+    divided.with_shape((*shape[:2], sizes.groups, sizes.shared, shape[3]))
+    target = op.Concat(op.ints(0, -1, sizes.groups), op.dimension(q, 3), axis=0)
+    rows = op.Reshape(op.Transpose(divided, perm=[0, 1, 3, 2, 4]), target)
+    return rows.with_shape((shape[0], _multiple(shape[1], sizes.shared), sizes.groups, shape[3]))
 
 
 def _multiple(size: Dimension, count: int) -> Dimension:
@@ -244,19 +234,14 @@ def _multiple(size: Dimension, count: int) -> Dimension:
 
 def _ungrouped(node: Node, y: Value, sizes: _Sizes) -> Value:
     """[b, s heads of a group, kv_heads, n] as [b, s, heads n]."""
-    op, size = node.op, None if y.shape is None else y.shape[-1]
+    op, shape, size = node.op, node.x.shape or (None,) * 3, y.shape[-1] if y.shape else None
+    target = op.ints(0, 0, -1)
     if sizes.shared > 1:
-        last = op.Shape(y, start=3, end=4)
-        divided = op.Reshape(y, op.Concat(op.ints(0, -1, sizes.shared, sizes.groups), last, axis=0))
-        if node.x.shape is not None:
-            divided.with_shape((*node.x.shape[:2], sizes.shared, sizes.groups, size))
+        apart = op.Concat(op.ints(0, -1, sizes.shared, sizes.groups), op.dimension(y, 3), axis=0)
+        divided = op.Reshape(y, apart).with_shape((*shape[:2], sizes.shared, sizes.groups, size))
         y = op.Transpose(divided, perm=[0, 1, 3, 2, 4])
-        result = op.Reshape(y, op.Concat(op.dimension(node.x, 0), op.dimension(node.x, 1), op.ints(-1), axis=0))
-    else:
-        result = op.Reshape(y, op.ints(0, 0, -1))
-    shape = node.x.shape
-    width = size * sizes.heads if isinstance(size, int) else None
-    return result.with_shape((None, None, width) if shape is None else (shape[0], shape[1], width))
+        target = op.Concat(op.dimension(node.x, 0), op.dimension(node.x, 1), op.ints(-1), axis=0)
+    return op.Reshape(y, target).with_shape((*shape[:2], size * sizes.heads if isinstance(size, int) else None))
 
 
 def _bias(node: Node, mask: Value, sizes: _Sizes) -> Value:
@@ -281,10 +266,8 @@ def _repeated(bias: Value, sizes: _Sizes) -> Value:
     """Repeat every row of [b, 1, s, t] for each head of a group."""
     if sizes.shared == 1:
         return bias
-    op, shape = bias.op, bias.shape
+    op, shape = bias.op, bias.shape or (None,) * 4
     wide = op.Expand(op.Unsqueeze(bias, op.ints(3)), op.ints(1, 1, 1, sizes.shared, 1))
-    rows = op.Reshape(wide, op.Concat(op.ints(0, 0, -1), op.Shape(bias, start=3), axis=0))
-    if shape is not None:
-        wide.with_shape((*shape[:3], sizes.shared, shape[3]))
-        rows.with_shape((*shape[:2], _multiple(shape[2], sizes.shared), shape[3]))
-    return rows
+    wide.with_shape((*shape[:3], sizes.shared, shape[3]))
+    rows = op.Reshape(wide, op.Concat(op.ints(0, 0, -1), op.dimension(bias, 3), axis=0))
+    return rows.with_shape((*shape[:2], _multiple(shape[2], sizes.shared), shape[3]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
@@ -58,9 +57,6 @@ def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
         wide = op.cast(op.Reshape(index, op.ints(1)), op.ints(0).dtype)
         begin = op.Where(op.Less(wide, op.ints(0)), op.Add(wide, as_value(op, size)), wide)
     block = op.Unsqueeze(dy, op.ints(axis))
-    if x.shape is not None:
-        position = axis % len(x.shape)
-        block.with_shape((*x.shape[:position], 1, *x.shape[position + 1 :]))
     return pad_to(block, [axis], [begin], [size])
 
 
@@ -82,7 +78,7 @@ def gather_gradient(node: Node) -> Sequence[Value]:
     axis, known, taken = node.attribute("axis"), node.y.shape, node.input(4)
     if taken is not None:
         dy = op.Gather(dy, taken, axis=axis)
-    flat = _flat(indices)
+    flat = indices if indices.rank == 1 else op.Reshape(indices, op.ints(-1))
     before = _product_of(shape, known, 0, axis)
     after = _product_of(shape, known, axis + 1, None) if axis != -1 else 1
     size = known[axis] if known is not None else None
@@ -127,14 +123,6 @@ def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, e
     op = shape.op
     ends = op.ints(LAST if end is None else end)
     return op.ReduceProd(op.Slice(shape, op.ints(start), ends), keepdims=1).with_shape((1,))
-
-
-def _flat(indices: Value) -> Value:
-    op, static = indices.op, indices.static_shape
-    count = None if static is None else int(np.prod(static))
-    if indices.rank == 1:
-        return indices
-    return op.Reshape(indices, op.ints(-1)).with_shape((count,))
 
 
 @register_gradient("GatherElements")

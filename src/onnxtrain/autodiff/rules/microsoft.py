@@ -42,17 +42,16 @@ def _transposed(node: Node, value: Value, side: str) -> Value:
 @register_body("FusedGemm", domain=DOMAIN)
 def fused_gemm(node: Node) -> list[Value | None]:
     """y = activation(Gemm(A, B, C))."""
-    attributes = {name: node.attribute(name) for name in ("alpha", "beta", "transA", "transB")}
+    attributes = node.attributes("alpha", "beta", "transA", "transB")
     y = node.op.Gemm(node.x, node.input_required(1), node.input(2), **attributes)
-    parameters = [node.attribute(f"activation_{name}") for name in ("alpha", "beta")]
+    parameters = node.attributes("activation_alpha", "activation_beta").values()
     return [_activated(node, y, [number for number in parameters if number is not None])]
 
 
 @register_body("FusedConv", domain=DOMAIN)
 def fused_conv(node: Node) -> list[Value | None]:
     """y = activation(Conv(x, w, b) + z)."""
-    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    attributes = {name: node.attribute(name) for name in names}
+    attributes = node.attributes("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     y, z = node.op.Conv(node.x, node.input_required(1), node.input(2), **attributes), node.input(3)
     y = (y if z is None else y + z).with_shape(node.y.shape)
     return [_activated(node, y, node.attribute("activation_params", []))]

@@ -93,17 +93,16 @@ def multi_head_attention(node: Node) -> list[Value | None]:
 def _unpacked(node: Node) -> tuple[Value, Value, Value]:
     """Unpack query, key and value."""
     op, k, v = node.op, node.input(1), node.input(2)
+
+    def apart(value: Value, count: int) -> list[Value]:
+        parts = op.several("Split", value, outputs=count, axis=3, num_outputs=count)
+        return [op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None)) for part in parts]
+
     if k is None:
-        q, k, v = (
-            op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None))
-            for part in op.several("Split", node.x, outputs=3, axis=3, num_outputs=3)
-        )
+        q, k, v = apart(node.x, 3)
         return q, k, v
     if v is None:
-        k, v = (
-            op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None))
-            for part in op.several("Split", k, outputs=2, axis=3, num_outputs=2)
-        )
+        k, v = apart(k, 2)
     return node.x, k, v
 
 
@@ -164,10 +163,8 @@ def _visible(node: Node, mask: Value, parts: _Heads) -> Value:
     zero = op.scalar(0, mask)
     if rank == 1:
         return _between(node, mask, parts)
-    if rank == 2:
-        return op.Greater(op.Unsqueeze(mask, op.ints(1, 2)), zero)
-    if rank == 3:
-        return op.Greater(op.Unsqueeze(mask, op.ints(1)), zero)
+    if rank < 4:
+        return op.Greater(op.Unsqueeze(mask, op.ints(*range(1, 5 - rank))), zero)
     begin = op.ints(0) if parts.past is None else parts.past
     end = op.Add(begin, op.dimension(parts.query, 2))
     rows = op.Slice(mask, begin, end, op.ints(2))
@@ -196,9 +193,8 @@ def rotary_embedding_rule(node: Node, dy: Value) -> Gradients:
     op, positions = node.op, node.input_required(1)
     refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
     caches = node.input_required(2), node.input_required(3)
-    attributes = {name: attribute.value for name, attribute in node.ir.attributes.items()}
     given = dy.with_shape(dy.shape or node.x.shape), positions, caches[0], -caches[1]
-    (dx,) = op.several("RotaryEmbedding", *given, outputs=1, domain=DOMAIN, **attributes)
+    (dx,) = op.several("RotaryEmbedding", *given, outputs=1, domain=DOMAIN, **node.attributes())
     dx.ir.dtype = dy.dtype
     dx.with_shape(node.x.shape)
     if not any(map(node.wants, caches)):

@@ -22,7 +22,7 @@ def max_pool(node: Node, dy: Value, _indices: None = None) -> Gradients:
     """y = max over windows: dx = dy where the first maximum of its window is, summed over windows."""
     if node.has_output(1) and not node.attribute("storage_order", 0):
         return _put_at_maxima(node.op, windows_of(node), dy, node.outputs[1])
-    attributes = {name: node.attribute(name) for name in node.ir.attributes if name != "storage_order"}
+    attributes = node.attributes() | {"storage_order": None}
     return emit(node.op, "MaxPoolGradient", dy, node.x, like=[node.x], **attributes)
 
 
@@ -53,8 +53,7 @@ def max_pool_gradient(node: Node) -> Sequence[Value]:
 def _indices(node: Node, dy: Value) -> Value:
     """Compute the flat index of the maximum of each window from x, the second input, with MaxPool's attributes."""
     x = node.input_required(1)
-    attributes = {name: node.attribute(name) for name in node.ir.attributes}
-    attributes["strides"] = windows_of(node, x=x).strides
+    attributes = node.attributes() | {"strides": windows_of(node, x=x).strides}
     return node.op.several("MaxPool", x, outputs=2, **attributes)[1].with_shape(dy.shape)
 
 

@@ -25,9 +25,7 @@ from onnxtrain.graph.limits import fits
 def dequantize(node: Node, dy: Value) -> Gradients:
     """y = (x - zero_point) s: ds = sum dy (x - zero_point) over the elements that share the scale."""
     op, scale = node.op, node.input_required(1)
-    attributes = {
-        name: node.attribute(name) for name in ("axis", "block_size", "output_dtype") if name in node.ir.attributes
-    }
+    attributes = node.attributes("axis", "block_size", "output_dtype")
     # With a scale of one the operator itself gives x - zero_point, for every layout of the scale.
     steps = op.DequantizeLinear(node.x, op.ones_like(scale), node.input(2), **attributes)
     steps.ir.dtype = dy.dtype

@@ -185,8 +185,7 @@ def _matrix(node: Node, axis: _Axis) -> Value:
         scales = op.constant([1, scale.value], np.float32)
     else:
         scales = op.Concat(op.constant([1], np.float32), _scale(node, axis), axis=0)
-    attributes = {name: node.attribute(name) for name in _ATTRIBUTES}
-    rows = op.Resize(identity, roi, scales, sizes, **attributes)
+    rows = op.Resize(identity, roi, scales, sizes, **node.attributes(*_ATTRIBUTES))
     known = [item if isinstance(item, int) else None for item in (size, size_of(node.y, axis.axis))]
     return rows.with_shape(tuple(known))
 
@@ -277,8 +276,7 @@ def _rounded_matrix(node: Node, axis: _Axis, scale: _Scale) -> Value:
         None,
         op.ints(int(sizes[axis.position]), after),
         axes=[2, 3],
-        keep_aspect_ratio_policy=node.attribute("keep_aspect_ratio_policy"),
-        **{name: node.attribute(name) for name in _ATTRIBUTES},
+        **node.attributes("keep_aspect_ratio_policy", *_ATTRIBUTES),
     )
     first = op.Slice(made, op.ints(0), op.ints(1), op.ints(3))
     return op.Reshape(first, op.ints(size, -1)).with_shape((size, None))

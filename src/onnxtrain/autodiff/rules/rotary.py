@@ -15,9 +15,7 @@ def rotary_embedding(node: Node, dy: Value) -> Gradients:
     over all tokens with the same position.
     """
     op, cosines, sines, positions = node.op, node.input_required(1), node.input_required(2), node.input(3)
-    names = ("interleaved", "num_heads", "rotary_embedding_dim")
-    attributes = {name: node.attribute(name) for name in names}
-    dx = op.RotaryEmbedding(dy, cosines, -sines, positions, **attributes)
+    dx = op.RotaryEmbedding(dy, cosines, -sines, positions, **node.attributes())
     if not node.wants(cosines) and not node.wants(sines):
         return dx, None, None, None
     divided = node.rank() == 4
