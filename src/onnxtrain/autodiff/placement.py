@@ -98,19 +98,14 @@ def product_between(value: Value, start: int, end: int | None) -> Size:
     return op.ReduceProd(op.Shape(value, start=start, end=end), keepdims=1).with_shape((1,))
 
 
-def bounded(op: Builder, size: Size, low: Size | None = None, high: Size | None = None) -> Size:
-    """Clamp a size to [low, high]."""
-    if low is not None:
-        if isinstance(size, int) and isinstance(low, int):
-            size = max(size, low)
-        else:
-            size = op.Max(as_value(op, size), as_value(op, low))
-    if high is not None:
-        if isinstance(size, int) and isinstance(high, int):
-            size = min(size, high)
-        else:
-            size = op.Min(as_value(op, size), as_value(op, high))
-    return size
+def bounded(op: Builder, size: Size, high: Size | None = None) -> Size:
+    """Clamp a size to [0, high]."""
+    size = max(size, 0) if isinstance(size, int) else op.Max(size, op.ints(0))
+    if high is None:
+        return size
+    if isinstance(size, int) and isinstance(high, int):
+        return min(size, high)
+    return op.Min(as_value(op, size), as_value(op, high))
 
 
 def joined(op: Builder, sizes: Sequence[Size]) -> Value:

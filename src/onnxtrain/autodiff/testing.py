@@ -251,7 +251,8 @@ def projected_gradient(
         output = by_name[name]
         if not is_float(output):
             output.dtype = ir.tensor(weights).dtype
-        total.append(op.ReduceSum(op.wrap(output) * op.constant(weights), keepdims=0))
+        product = (op.wrap(output) * op.constant(weights)).with_shape(weights.shape)
+        total.append(op.ReduceSum(product, keepdims=0))
     objective = op.sum_of(total).ir
     inputs = {value.name: value for value in graph.inputs} | dict(graph.initializers)
     lower_graph(working, kernels=kernels, derivative=Derivative(objective, [inputs[name] for name in names]))

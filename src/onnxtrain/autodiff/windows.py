@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.placement import LAST, Size, add, bounded, divide, joined, multiply, size_of, subtract
@@ -73,15 +74,12 @@ class Windows(NamedTuple):
         steps = None if set(self.strides) == {1} else op.ints(*self.strides)
         return op.Slice(padded, op.ints(*offsets), ends, op.ints(*axes), steps)
 
-    def scatter(
-        self, dy: Value, weight: Value, group: int = 1, like: Value | None = None, shape: Value | None = None
-    ) -> Value:
-        """The transposed convolution of ``dy`` that has exactly the spatial size of ``like`` (or ``x``).
+    def scatter(self, dy: Value, weight: Value, group: int = 1, shape: Value | None = None) -> Value:
+        """The transposed convolution of ``dy`` that has exactly the spatial size of ``x``.
 
-        ``shape`` is the shape of ``like`` where the graph must not read ``like`` itself.
+        ``shape`` is the shape of ``x`` where the graph must not read ``x`` itself.
         """
-        like = self.x if like is None else like
-        sizes, counts = spatial_sizes(like), spatial_sizes(dy)
+        sizes, counts = spatial_sizes(self.x), spatial_sizes(dy)
         if self.pads is not None and self.kernel is not None and sizes is not None and counts is not None:
             full = [
                 s * (n - 1) + e - b for s, n, e, b in zip(self.strides, counts, self.extent, self.pads, strict=False)
@@ -91,7 +89,7 @@ class Windows(NamedTuple):
         if self.pads is not None and self.exact_end and set(self.strides) == {1}:
             return self._transposed(dy, weight, group, self.pads[self.rank :], [0] * self.rank)
         op = self.op
-        size = op.Shape(like, start=2) if shape is None else op.Slice(shape, op.ints(2), op.ints(LAST))
+        size = op.Shape(self.x, start=2) if shape is None else op.Slice(shape, op.ints(2), op.ints(LAST))
         return self._cropped(dy, weight, group, size)
 
     def _transposed(self, dy: Value, weight: Value, group: int, end: Sequence[int], more: Sequence[int]) -> Value:
@@ -182,7 +180,7 @@ def extents(windows: Windows, weight: Value | None) -> list[Size]:
 
 def split_padding(op: Builder, total: Size, upper: bool) -> tuple[Size, Size]:
     """Halve the padding of an axis; ``upper`` puts the odd element at the end."""
-    total = bounded(op, total, 0)
+    total = bounded(op, total)
     small = divide(total, 2)
     large = subtract(total, small)
     return (small, large) if upper else (large, small)
@@ -213,3 +211,11 @@ def windows_fit(
         return False
     extents = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
     return max(extents) <= _LARGEST and math.prod(extents) * max(channels, 1) <= _MOST_COVERED
+
+
+def attributes_fit(node: ir.Node, channels: int = 1) -> bool:
+    """Return whether native kernels support the windows of a node of a convolution or pooling."""
+    attributes, rank = node.attributes, len(node.attributes["kernel_shape"].as_ints())
+    defaults = {"kernel_shape": [], "strides": [1] * rank, "dilations": [1] * rank, "pads": [0] * 2 * rank}
+    given = (attributes[name].as_ints() if name in attributes else other for name, other in defaults.items())
+    return windows_fit(*given, channels)

@@ -15,12 +15,12 @@ from onnxtrain.autodiff.placement import add, bounded, multiply, size_of, subtra
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import (
     Windows,
+    attributes_fit,
     extents,
     kernel_of,
     spatial_sizes,
     split_padding,
     unless_default,
-    windows_fit,
     windows_of,
 )
 from onnxtrain.graph import Builder, Value
@@ -58,12 +58,9 @@ def _fused_attributes(windows: Windows, group: int) -> dict[str, Any] | None:
 
 
 def _has_kernel(node: ir.Node) -> bool:
-    kernel, strides, dilations, pads = (
-        node.attributes[name].as_ints() for name in ("kernel_shape", "strides", "dilations", "pads")
-    )
     weight = node.inputs[1] if node.op_type == "ConvInputGradient" else node.outputs[0]
     channels = weight.shape[1] if weight is not None and weight.shape is not None else 1
-    return windows_fit(kernel, strides, dilations, pads, channels if isinstance(channels, int) else 1)
+    return attributes_fit(node, channels if isinstance(channels, int) else 1)
 
 
 @register_fused("ConvInputGradient", has_kernel=_has_kernel)
@@ -181,7 +178,7 @@ def _windows_over_output(node: Node, dy: Value, weight: Value) -> Windows:
             total = add(add(total, multiply(size_of(node.x, 2 + axis), stride)), -wanted[-rank:][axis])
         first, _ = split_padding(node.op, total, mode == "SAME_UPPER")
         begin.append(first)
-        end.append(bounded(node.op, subtract(subtract(total, extra), first), 0))
+        end.append(bounded(node.op, subtract(subtract(total, extra), first)))
     return windows._replace(begin=tuple(begin), end=tuple(end))
 
 

@@ -73,9 +73,9 @@ def deformable_convolution(node: Node, dy: Value) -> Gradients:
     masked = d if wide_mask is None else d * op.Unsqueeze(wide_mask, last)
     if wide_mask is not None:
         products = [p * wide_mask for p in products]
-    by_y = op.Sum(*(corner.by_y * p for corner, p in zip(corners, products, strict=True)))
-    by_x = op.Sum(*(corner.by_x * p for corner, p in zip(corners, products, strict=True)))
-    both = op.Concat(op.Unsqueeze(by_y, op.ints(3)), op.Unsqueeze(by_x, op.ints(3)), axis=3)
+    pairs = list(zip(corners, products, strict=True))
+    moved = op.Sum(*(corner.by_y * p for corner, p in pairs)), op.Sum(*(corner.by_x * p for corner, p in pairs))
+    both = op.Concat(*(op.Unsqueeze(by, op.ints(3)) for by in moved), axis=3)
     doffset = op.reshape_like(both, node.input_required(2))
     weighted = [op.Unsqueeze(c.weight, last) * v for c, v in zip(corners, around, strict=True)]
     sampled = op.Sum(*weighted)

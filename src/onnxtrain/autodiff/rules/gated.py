@@ -147,11 +147,8 @@ def gru_reset_before(one: Direction) -> Found:
         dzr, dbefore = certain([dzr, dbefore])
         dzr = dzr + dreset
         back = dbefore + dbefore_reset + dzr @ body.wrap(r_gates.ir)
-        zero = body.zeros_like(dh)
-        return [chosen(mask, back.with_shape(dh.shape), dh)], [
-            chosen(mask, dzr, body.Concat(zero, zero, axis=1)),
-            chosen(mask, dn, zero),
-        ]
+        parts = [dzr, dn]
+        return [chosen(mask, back.with_shape(dh.shape), dh)], [chosen(mask, d, body.zeros_like(d)) for d in parts]
 
     sequences = [gates, candidate, one.before, one.dhidden, *one.masks()]
     dinitial, dgates, dcandidate = scan(op, [one.dlast[0]], sequences, step, reverse=True)
@@ -183,12 +180,8 @@ def gru_reset_after(one: Direction) -> Found:
         h = new + z * (before - new)
         dzr, dn, dq, dbefore = certain(node.pull_back(body, [(h, dh + dy)], [zr, n, q, before]))
         back = dbefore + dzr @ body.wrap(r_gates.ir) + dq @ body.wrap(r_candidate.ir)
-        zero = body.zeros_like(dh)
-        return [chosen(mask, back.with_shape(dh.shape), dh)], [
-            chosen(mask, dzr, body.Concat(zero, zero, axis=1)),
-            chosen(mask, dn, zero),
-            chosen(mask, dq, zero),
-        ]
+        parts = [dzr, dn, dq]
+        return [chosen(mask, back.with_shape(dh.shape), dh)], [chosen(mask, d, body.zeros_like(d)) for d in parts]
 
     sequences = [gates, candidate, linear, one.before, one.dhidden, *one.masks()]
     dinitial, dgates, dcandidate, dlinear = scan(op, [one.dlast[0]], sequences, step, reverse=True)

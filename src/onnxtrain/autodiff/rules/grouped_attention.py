@@ -16,8 +16,8 @@ from onnxtrain.autodiff.fused import emit
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.placement import LAST, count_to, size_of
 from onnxtrain.autodiff.registry import register_body
-from onnxtrain.autodiff.rules.microsoft import DOMAIN
-from onnxtrain.autodiff.rules.microsoft_attention import refuse, rotated_at
+from onnxtrain.autodiff.rules.microsoft import DOMAIN, refuse
+from onnxtrain.autodiff.rules.rotary import rotated_at
 from onnxtrain.graph import Value
 from onnxtrain.graph.value import Dimension
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import flat_scatter
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 
@@ -70,14 +71,7 @@ def _weights_gradient(node: Node, dy: Value, labels: _Labels, log_probability: V
     if total is not None:
         term = term - node.y
     term = term * share if labels.counted is None else term * share * labels.counted
-    flat = op.ints(-1)
-    return op.ScatterElements(
-        op.zeros_like(weights),
-        op.Reshape(labels.classes, flat),
-        op.Reshape(term, flat),
-        axis=0,
-        reduction="add",
-    )
+    return flat_scatter(weights, labels.classes, term)
 
 
 @register_gradient("SoftmaxCrossEntropyLoss", since=12)

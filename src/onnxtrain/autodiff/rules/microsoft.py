@@ -19,6 +19,15 @@ from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 DOMAIN = MICROSOFT_DOMAIN
 
 
+def refuse(node: Node, condition: bool, what: str) -> None:
+    """Raise an error for a feature that the body of an operator does not cover, where the condition holds."""
+    if condition:
+        raise GradientError(
+            f"{describe(node.ir)}: it has {what}, which its body in standard operators does not cover; export the "
+            "model without ONNX Runtime's fusions, or register a rule for this operator."
+        )
+
+
 @register_body("FusedMatMul", domain=DOMAIN)
 def fused_matmul(node: Node) -> list[Value | None]:
     """y = alpha A B, each transposed in its last two axes where the node says so.

@@ -48,7 +48,7 @@ for operator, quantized in {
     "QLinearConv": (0, 3),
     "QLinearMatMul": (0, 3),
 }.items():
-    only_straight_through(operator, quantized=quantized, reason="it computes with quantized integers")
+    only_straight_through(operator, *quantized)
 no_gradient(
     *("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
     reason="the input is text or tokens",

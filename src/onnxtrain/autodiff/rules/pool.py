@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.placement import flat_scatter, joined, sizes_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_fit, windows_of
+from onnxtrain.autodiff.windows import Windows, attributes_fit, spatial_sizes, windows_of
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.limits import check_table
 
@@ -26,24 +25,12 @@ def max_pool(node: Node, dy: Value, _indices: None = None) -> Gradients:
     return emit(node.op, "MaxPoolGradient", dy, node.x, like=[node.x], **attributes)
 
 
-def _has_kernel(node: ir.Node) -> bool:
-    kernel = node.attributes["kernel_shape"].as_ints()
-    ones = [1] * len(kernel)
-
-    def listed(name: str, otherwise: Sequence[int]) -> Sequence[int]:
-        return node.attributes[name].as_ints() if name in node.attributes else otherwise
-
-    return windows_fit(
-        kernel, listed("strides", ones), listed("dilations", ones), listed("pads", [0] * 2 * len(kernel))
-    )
-
-
 # Milliseconds on two cores, for the maximum with indices and then the gradient from them (PyTorch's gradient):
 #                                  MaxPool again   ScatterElements   MaxUnpool   PyTorch
 #   64 x 6 x 28 x 28, 2 x 2              0.66            0.21           0.05       0.09
 #   4 x 64 x 112 x 112, 3 x 3 stride 2  15.7             3.0             -         4.2
 # Comparing every position of the windows with the maximum instead takes 1.1 and 22.
-@register_fused("MaxPoolGradient", has_kernel=_has_kernel)
+@register_fused("MaxPoolGradient", has_kernel=attributes_fit)
 def max_pool_gradient(node: Node) -> Sequence[Value]:
     """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window is."""
     op, dy, x = node.op, node.x, node.input_required(1)
