@@ -163,16 +163,11 @@ def pad_to(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Seq
 
 
 def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
-    """Add rows into a table of zeros: table[:, indices[m], :] += rows[:, m, :].
+    """Add rows [p, m, q] into zeros [p, count, q]: table[:, indices[m], :] += rows[:, m, :]; indices of either sign.
 
     ScatterND with reduction would be shorter, but ONNX Runtime adds repeated indices from several threads at
     once and loses some of them (workarounds: races of ScatterND). For small tables a matmul with the one-hot matrix is
     faster.
-
-    Args:
-        rows: The rows to add [p, m, q].
-        indices: Their row numbers, of either sign [m].
-        count: Number of rows of the table.
     """
     op = rows.op
     if isinstance(count, int) and count <= _SMALL_TABLE:

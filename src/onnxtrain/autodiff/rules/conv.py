@@ -219,13 +219,6 @@ def weight_gradient(windows: Windows, x: Value, dy: Value, weight: Value, group:
 
     Small depthwise filters are a special case: the second derivative of the convolution is a grouped transposed
     convolution, which ONNX's reference evaluator does not compute (workarounds: evaluated ConvTranspose).
-
-    Args:
-        windows: The windows over ``x``.
-        x: [batch, inputs, spatial...].
-        dy: [batch, outputs, spatial...], one position per window.
-        weight: Gives the result its shape [outputs, inputs / group, kernel...].
-        group: Number of groups of channels.
     """
     static = weight.static_shape
     if static is None or windows.kernel is None:

@@ -65,13 +65,7 @@ class PackedWeight(NamedTuple):
         return -(-self.inputs // self.block)
 
     def steps(self, packed: Value, zeros: Value | None, dtype: ir.DataType) -> Value:
-        """Integer - zero point [N, blocks, block] in a floating type.
-
-        Args:
-            packed: The integers.
-            zeros: Zero points as in the node: packed, floating, or none for the middle of the range.
-            dtype: Type of the result.
-        """
+        """Integer - zero point [N, blocks, block]; zero points are packed, floating, or none for the middle."""
         op, integers = packed.op, self._integers(packed, dtype)
         if zeros is None:
             return integers - float(1 << (self.bits - 1))
@@ -209,16 +203,7 @@ def matmul_nbits(node: Node, dy: Value) -> Gradients:
 
 
 def multiplied(operator: str, x: Value, size: PackedWeight, packed: Value, scales: Value, zeros: Value | None) -> Value:
-    """x wᵀ (``PRODUCT``) or x w (``GRADIENT``) by one of this project's operators, in single precision or more.
-
-    Args:
-        operator: Which of the two.
-        x: The left operand [..., K] or [..., N].
-        size: The layout of the weight.
-        packed: Its integers.
-        scales: Its scales.
-        zeros: Zero points as in the node: packed, floating, or none for the middle of the range.
-    """
+    """x wᵀ (``PRODUCT``) or x w (``GRADIENT``) by an operator of this project, in single precision or more."""
     op, wide = x.op, _wide(x)
     by_block = (size.outputs, size.blocks)
     packed = _of_shape(packed, (*by_block, size.block * size.bits // 8))

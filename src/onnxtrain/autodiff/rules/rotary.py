@@ -84,14 +84,9 @@ def _divided(node: Node, value: Value) -> Value:
 
 
 def rotated_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: int, interleaved: bool) -> Value:
-    """Rotate the pairs of the last of four axes of x by the angles of positions, as far as the caches reach.
+    """Rotate pairs of the last of four axes of x by the angles of positions [b or 1, s], as far as the caches reach.
 
-    Args:
-        x: Vectors, with the heads along axis 1 or 2 and the positions along the other one.
-        positions: [b or 1, s].
-        caches: Cosines and sines, [positions, half of the rotated width].
-        heads: The axis of the heads.
-        interleaved: True if the elements of a pair are neighbours, not in opposite halves.
+    The heads of x lie along axis 1 or 2. The elements of a pair are neighbours (``interleaved``) or in opposite halves.
     """
     op, half = x.op, size_of(caches[0], -1)
     cosines, sines = (op.Unsqueeze(op.Gather(cache, positions), op.ints(heads)) for cache in caches)
@@ -111,16 +106,7 @@ def rotated_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: i
 def cache_gradients(
     x: Value, dy: Value, positions: Value | None, caches: tuple[Value, Value], heads: int, interleaved: bool
 ) -> tuple[Value, Value]:
-    """The gradients of cosines and sines.
-
-    Args:
-        x: The rotated vectors, with the heads along axis 1 or 2 and the positions along the other one.
-        dy: The gradient of the result, of x's shape.
-        positions: The rows of the caches that were read, [b, s]; ``None`` where the caches are [b, s, n] themselves.
-        caches: Cosines and sines.
-        heads: The axis of the heads.
-        interleaved: True if the elements of a pair are neighbours, not in opposite halves.
-    """
+    """The gradients of cosines and sines from x, dy and the rows of the caches that were read [b, s], if not all."""
     op = x.op
     (a, b), (da, db) = (_pairs(part, caches[0], interleaved) for part in (x, dy))
     changes = (op.ReduceSum(change, op.ints(heads), keepdims=0) for change in (a * da + b * db, a * db - b * da))
