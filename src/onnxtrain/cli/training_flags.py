@@ -12,8 +12,8 @@ from cyclopts import Parameter, Token
 
 from onnxtrain.cli.flags import COMMON, LOSS, MEMORY, OPTIMIZER, RENAMED, flag_of, given, group_of, options_of
 from onnxtrain.errors import OptionError
-from onnxtrain.operators.choice import optimizers_by_name, read_optimizer
 from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
+from onnxtrain.operators.registry import optimizers_by_name, read_optimizer
 from onnxtrain.parameters.groups import read_group
 from onnxtrain.training.config import TrainingConfig, choose_precision
 from onnxtrain.training.fit_options import FitOptions

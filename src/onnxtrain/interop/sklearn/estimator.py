@@ -19,8 +19,8 @@ from onnxtrain.editing.working import Model
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.patterns import Patterns
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.operators.choice import choose_optimizer
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.registry import choose_optimizer
 from onnxtrain.training.callbacks import History
 from onnxtrain.training.examples import mlp
 from onnxtrain.training.inference.forward import Head

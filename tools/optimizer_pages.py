@@ -1,16 +1,21 @@
 """Reference pages of the optimizer operators, in the layout of ONNX's operator pages.
 
-``python -m onnxtrain.operators FOLDER`` writes them.
+    python tools/optimizer_pages.py
+
+writes docs/operators.
 """
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from pathlib import Path
 
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
 from onnxtrain.operators.schema import Attribute, OptimizerSchema
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "operators"
 
 
 def pages() -> dict[str, str]:
@@ -70,7 +75,7 @@ def page(entry: Entry) -> str:
         "## Inputs and outputs",
         _inputs_and_outputs(schema),
         "## Example",
-        f"```python\n{_example(entry)}\n```",
+        f"```python\n{example(entry)}\n```",
         "## Settings in Python",
         f"```text\n{_settings(entry)}\n```",
     ]
@@ -92,7 +97,7 @@ def _body_of(schema: OptimizerSchema) -> str:
     return inspect.cleandoc(body) + "\n"
 
 
-def _example(entry: Entry) -> str:
+def example(entry: Entry) -> str:
     """Return the part of the settings' doctest that runs the operator over arrays."""
     text = inspect.cleandoc(entry.settings.__doc__ or "")
     imported = f">>> from onnxtrain.operators import {entry.schema.name.lower()}\n"
@@ -141,3 +146,8 @@ def _always(schema: OptimizerSchema) -> list[bool]:
     """Return which states the operator has with every attribute at its default."""
     defaults = {a.name: 0.0 if a.default is None else a.default for a in schema.attributes}
     return [state.used(defaults) for state in schema.states]
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

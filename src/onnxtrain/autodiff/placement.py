@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import fits
 
 Size = int | Value
 """The size of one axis: a number, or a one-element int64 value where only the graph knows it."""
@@ -74,6 +75,11 @@ def multiply(left: Size, right: Size) -> Size:
     return left * right
 
 
+def divide(size: Size, number: int) -> Size:
+    """The integer quotient of a size that is not negative."""
+    return size // number if isinstance(size, int) else size / size.op.ints(number)
+
+
 def product(sizes: Sequence[Size]) -> Size:
     """The product of several sizes."""
     result: Size = 1
@@ -92,19 +98,14 @@ def product_between(value: Value, start: int, end: int | None) -> Size:
     return op.ReduceProd(op.Shape(value, start=start, end=end), keepdims=1).with_shape((1,))
 
 
-def bounded(op: Builder, size: Size, low: Size | None = None, high: Size | None = None) -> Size:
-    """Clamp a size to [low, high]."""
-    if low is not None:
-        if isinstance(size, int) and isinstance(low, int):
-            size = max(size, low)
-        else:
-            size = op.Max(as_value(op, size), as_value(op, low))
-    if high is not None:
-        if isinstance(size, int) and isinstance(high, int):
-            size = min(size, high)
-        else:
-            size = op.Min(as_value(op, size), as_value(op, high))
-    return size
+def bounded(op: Builder, size: Size, high: Size | None = None) -> Size:
+    """Clamp a size to [0, high]."""
+    size = max(size, 0) if isinstance(size, int) else op.Max(size, op.ints(0))
+    if high is None:
+        return size
+    if isinstance(size, int) and isinstance(high, int):
+        return min(size, high)
+    return op.Min(as_value(op, size), as_value(op, high))
 
 
 def joined(op: Builder, sizes: Sequence[Size]) -> Value:
@@ -140,6 +141,13 @@ def zeros(op: Builder, sizes: Sequence[Size], dtype: ir.DataType) -> Value:
     return op.ConstantOfShape(joined(op, sizes), value=fill).with_shape(known)
 
 
+def identity_matrix(op: Builder, rows: Size, columns: Size, dtype: ir.DataType) -> Value:
+    """Ones on the diagonal of a matrix: a constant where the sizes are known, and small."""
+    if isinstance(rows, int) and isinstance(columns, int) and fits(rows, columns):
+        return op.constant(np.eye(rows, columns), dtype)
+    return op.EyeLike(zeros(op, [rows, columns], dtype), dtype=int(dtype))
+
+
 def pad_to(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Sequence[Size]) -> Value:
     """Pad a block with zeros: along each of ``axes`` it begins at ``begins`` and the result has ``sizes``."""
     op = block.op
@@ -155,16 +163,11 @@ def pad_to(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Seq
 
 
 def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
-    """Add rows into a table of zeros: table[:, indices[m], :] += rows[:, m, :].
+    """Add rows [p, m, q] into zeros [p, count, q]: table[:, indices[m], :] += rows[:, m, :]; indices of either sign.
 
     ScatterND with reduction would be shorter, but ONNX Runtime adds repeated indices from several threads at
     once and loses some of them (workarounds: races of ScatterND). For small tables a matmul with the one-hot matrix is
     faster.
-
-    Args:
-        rows: The rows to add [p, m, q].
-        indices: Their row numbers, of either sign [m].
-        count: Number of rows of the table.
     """
     op = rows.op
     if isinstance(count, int) and count <= _SMALL_TABLE:
@@ -181,8 +184,7 @@ def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
 def flat_scatter(x: Value, positions: Value, dy: Value) -> Value:
     """Add the elements of dy to zeros of the shape of x at positions in its flattened elements."""
     op = x.op
-    size = op.Reshape(op.Size(x), op.ints(1))
-    start = zeros(op, [size], x.dtype)
+    start = zeros(op, [product_between(x, 0, None)], x.dtype)
     flat = op.ints(-1)
     added = op.ScatterElements(start, op.Reshape(positions, flat), op.Reshape(dy, flat), axis=0, reduction="add")
     return op.reshape_like(added, x)
@@ -190,6 +192,15 @@ def flat_scatter(x: Value, positions: Value, dy: Value) -> Value:
 
 def flat_positions(x: Value) -> Value:
     """The position of every element of x among its flattened elements, in the shape of x."""
-    op = x.op
-    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-    return op.reshape_like(op.Range(zero, op.Size(x), one), x)
+    return x.op.reshape_like(count_to(x.op, product_between(x, 0, None)), x)
+
+
+def count_to(op: Builder, size: Size) -> Value:
+    """0, 1, ..., size - 1."""
+    end = op.constant(size, np.int64) if isinstance(size, int) else op.Squeeze(size)
+    return op.Range(op.constant(0, np.int64), end, op.constant(1, np.int64))
+
+
+def as_number(op: Builder, size: Size, dtype: ir.DataType) -> Value:
+    """A size as a 0-d value of a floating type."""
+    return op.constant(size, dtype) if isinstance(size, int) else op.cast(op.Squeeze(size), dtype)
