@@ -226,7 +226,7 @@ def command(
         rate = settings.build().learning_rate
         WebPage(file, step, _states(proto, file.folder), rate, written.web_runtime).write(written.web)
         rows["web page"] = f"{written.web}; serve it with python -m http.server --directory {written.web}"
-    rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in files.items()}
+    rows |= {what: terminal.sized(path) for what, path in files.items()}
     console = terminal.console()
     console.print(terminal.facts(rows))
     if written.describe and step is not None:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
-from onnxtrain.cli.adapter_flags import LoraFlags
 from onnxtrain.cli.configuration import Config, as_toml, command_line
 from onnxtrain.cli.distributed import DistributedFlags
 from onnxtrain.cli.flags import COMMON, LOGGING, MEMORY, RESULTS, RUNNING, SWITCH, TRAINING, WEIGHTS
 from onnxtrain.cli.messages import in_flags
 from onnxtrain.cli.plugin_flags import AddedFlags, ReaderFlags, added_callbacks
 from onnxtrain.cli.process import quiet_on_request, unattended
-from onnxtrain.cli.training_flags import Loop, LossFlags, OptimizerFlags, OptimizerSettings, Training
+from onnxtrain.cli.training_flags import Loop, LoraFlags, LossFlags, OptimizerFlags, OptimizerSettings, Training
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Group, Parameter
 
+from onnxtrain.errors import OptionError
 from onnxtrain.losses import LOSSES
 from onnxtrain.training.config import Flag, TrainingConfig
 from onnxtrain.training.fit_options import FitOptions
 
 if TYPE_CHECKING:
+    from onnxtrain.adapters.lora import Lora
     from onnxtrain.runtime.options import RuntimeOptions
 
 LOSS_HELP = (
@@ -152,7 +154,16 @@ Provider = Annotated[
 ]
 Debug = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Show the traceback of an error.")]
 Quiet = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print nothing but errors.")]
-Json = Annotated[bool, SWITCH, Parameter(group=RESULTS, help="Print JSON instead of tables.")]
+Json = Annotated[bool, SWITCH, Parameter(name="--json", group=RESULTS, help="Print JSON instead of tables.")]
+
+
+def adapter_of(path: Path | None) -> Lora | None:
+    """Return the adapter to compute with; ``None`` without a path."""
+    if path is None:
+        return None
+    from onnxtrain.adapters.lora import Lora
+
+    return Lora(adapter=path)
 
 
 def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
@@ -165,5 +176,13 @@ def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a parameter: ``--learning-rate``."""
-    return "--" + name.replace("_", "-")
+    """Return the flag of an option: ``--learning-rate``."""
+    return "--" + RENAMED.get(name, name).replace("_", "-")
+
+
+def read_numbers(flag: str, text: str, wanted: str) -> list[float]:
+    """Parse numbers with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"{flag} is {text!r}; it needs {wanted}.") from None

@@ -68,7 +68,7 @@ class Progress(progress.Progress):
 
     def written(self, what: str, path: Path) -> None:
         """Remember a file for the summary."""
-        self._written[what] = f"{path} ({terminal.file_size(path)})"
+        self._written[what] = terminal.sized(path)
 
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
         """Write the training curve, or print it where a PNG needs matplotlib and it is missing."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from onnxtrain.cli.flags import READING, RESULTS, SWITCH
+from onnxtrain.cli.flags import READING, RESULTS, SWITCH, flag_of, read_numbers
 from onnxtrain.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class DataFlags:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in names and value != field.default:
-                flag = f"--{'no-' * (value is False)}{field.name.replace('_', '-')}"
+                flag = flag_of(f"{'no_' * (value is False)}{field.name}")
                 shown = flag if isinstance(value, bool) else f"{flag} is {str(value)!r}"
                 raise OptionError(f"{shown}, but {path!r} is read as {kind}; leave it out.")
 
@@ -142,8 +142,5 @@ class FitFlags:
 def _channel_values(name: str, given: str | None) -> float | Sequence[float] | None:
     if given is None:
         return None
-    try:
-        found = [float(part) for part in given.split(",")]
-    except ValueError:
-        raise OptionError(f"--{name} is {given!r}; it needs numbers such as 0.5 or 0.49,0.46,0.41.") from None
+    found = read_numbers(f"--{name}", given, "numbers such as 0.5 or 0.49,0.46,0.41")
     return found[0] if len(found) == 1 else found

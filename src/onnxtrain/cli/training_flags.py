@@ -1,4 +1,4 @@
-"""Flags of the options of a training: made from the fields that document them, the losses and the optimizers."""
+"""Flags of the options of a training, made from the fields that document them, of losses, adapters and optimizers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,34 @@ import dataclasses
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
-from onnxtrain.cli.flags import COMMON, LOSS, MEMORY, OPTIMIZER, RENAMED, flag_of, given, group_of, options_of
+from onnxtrain.cli.flags import (
+    ADAPTERS,
+    COMMON,
+    LOSS,
+    MEMORY,
+    OPTIMIZER,
+    RENAMED,
+    SWITCH,
+    flag_of,
+    given,
+    group_of,
+    options_of,
+    read_numbers,
+)
 from onnxtrain.errors import OptionError
 from onnxtrain.operators.choice import optimizers_by_name, read_optimizer
 from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
 from onnxtrain.parameters.groups import read_group
 from onnxtrain.training.config import TrainingConfig, choose_precision
 from onnxtrain.training.fit_options import FitOptions
+
+if TYPE_CHECKING:
+    from onnxtrain.adapters.lora import Lora
 
 
 class TrainingFlags:
@@ -113,23 +130,116 @@ class LossFlags:
 
     def of(self, loss: str) -> Any:
         """Return the loss with these arguments."""
-        given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
-        given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
-        given["label_smoothing"], given["chunk"] = self.label_smoothing, self.chunk
-        given["check_targets"] = None if self.check_targets else False
-        options = {name: value for name, value in given.items() if value is not None}
-        if not options:
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        given = {name: value for name, (value, default) in values.items() if value != default}
+        if self.class_weights is not None:
+            wanted = "numbers with commas between them: 1,1,3"
+            given["class_weights"] = tuple(read_numbers("--class-weights", self.class_weights, wanted))
+        if not given:
             return loss
         from onnxtrain.losses.loss_choice import resolve_loss
 
-        return resolve_loss(loss, **options)
+        return resolve_loss(loss, **given)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise OptionError(f"--class-weights is {text!r}; it needs numbers with commas between them: 1,1,3.") from None
+@Parameter(name="*", group=ADAPTERS)
+@dataclass(frozen=True)
+class LoraFlags:
+    """Adapters to train beside frozen weights."""
+
+    lora: Annotated[
+        int | None,
+        Parameter(
+            group=(ADAPTERS, COMMON),
+            metavar="RANK",
+            help="Train adapters of this rank beside frozen weights. The output is then an adapter (.onnx_adapter, or "
+            "a folder for PEFT), or a model (.onnx) into which it is merged.",
+        ),
+    ] = None
+    lora_alpha: Annotated[float | None, Parameter(help="Adapters are scaled by alpha / rank.  [default: 16]")] = None
+    lora_targets: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="PATTERN",
+            help="The layers to adapt: names that 'inspect --adaptable' lists, or all-linear. May be "
+            "repeated.  [default: attention's, else all-linear]",
+        ),
+    ] = None
+    lora_dropout: Annotated[float | None, Parameter(help="Dropout of the adapters' inputs.  [default: 0]")] = None
+    lora_init: Annotated[
+        Literal["kaiming", "gaussian", "pissa", "loftq"] | None,
+        Parameter(
+            help="Initial values of adapters: random, the weight's principal singular values (pissa), or the error of "
+            "quantization (loftq).  [default: kaiming]"
+        ),
+    ] = None
+    lora_original: Annotated[
+        Path | None,
+        Parameter(metavar="PATH", help="For loftq: the float model that the quantized MODEL was made from."),
+    ] = None
+    lora_rank_pattern: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="PATTERN=RANK",
+            help="Another rank for the layers that match, such as '*.v_proj=16'. May be repeated; the first applies.",
+        ),
+    ] = None
+    lora_alpha_pattern: Annotated[
+        list[str] | None,
+        Parameter(negative=(), metavar="PATTERN=ALPHA", help="Another alpha for the layers that match, likewise."),
+    ] = None
+    lora_lr_ratio: Annotated[
+        float | None,
+        Parameter(help="The learning rate of B divided by that of A (LoRA+), such as 16.  [default: 1]"),
+    ] = None
+    lora_adapter: Annotated[
+        Path | None,
+        Parameter(metavar="PATH", help="Continue with this .onnx_adapter file or PEFT folder, instead of --lora."),
+    ] = None
+    dora: Annotated[bool, SWITCH, Parameter(help="Train the magnitudes of columns, too (DoRA).")] = False
+    rslora: Annotated[bool, SWITCH, Parameter(help="Scale adapters by alpha / sqrt(rank) (rsLoRA).")] = False
+
+    def build(self) -> Lora | None:
+        """Return the settings of the adapters, if any."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "lora"}
+        given = {name: value for name, value in values.items() if value is not None and value is not False}
+        if self.lora is None and self.lora_adapter is None:
+            if given:
+                flag = flag_of(next(iter(given)))
+                raise OptionError(f"{flag} is for adapters, but there are none; give their rank: --lora 8.")
+            return None
+        from onnxtrain.adapters.lora import Lora
+
+        if self.lora is not None and self.lora_adapter is not None:
+            raise OptionError(
+                f"--lora {self.lora} begins new adapters of this rank, but --lora-adapter {self.lora_adapter} "
+                "continues with those of a file and their ranks; leave one of the two out."
+            )
+        settings: dict[str, Any] = {name.removeprefix("lora_"): value for name, value in given.items()}
+        if self.lora is not None:
+            settings["rank"] = self.lora
+        for name, number in (("rank", int), ("alpha", float)):
+            if (pattern := f"{name}_pattern") in settings:
+                settings[pattern] = _by_pattern(name, settings[pattern], number)
+        return Lora(**settings)
+
+
+def _by_pattern(name: str, given: list[str], number: type[int] | type[float]) -> dict[str, float]:
+    """Parse PATTERN=NUMBER; the last equals sign separates, since names may have some."""
+    found: dict[str, float] = {}
+    for text in given:
+        pattern, _, value = text.rpartition("=")
+        try:
+            found[pattern] = number(value)
+        except ValueError:
+            pattern = ""
+        if not pattern:
+            raise OptionError(
+                f"--lora-{name}-pattern is {text!r}; it needs PATTERN={name.upper()}, such as '*.v_proj=16'."
+            )
+    return found
 
 
 class OptimizerFlags:
