@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from onnxtrain.cli.configuration import given_tokens
+from onnxtrain.cli.configuration import TOKENS
 from onnxtrain.cli.flags import DISTRIBUTED, SWITCH
 from onnxtrain.distributed.mpi import environment_rank, tell_ranks
 from onnxtrain.errors import OptionError
@@ -131,7 +131,7 @@ def launch(processes: int, restarts: int, *, checkpoint: str | None) -> int:
     mpiexec = shutil.which("mpiexec", path=folders)
     if mpiexec is None:
         raise OptionError("--processes needs mpiexec, which is not there; install an MPI, such as pip install mpich.")
-    tokens = _without(given_tokens(), "--processes", "--restarts")
+    tokens = _without(TOKENS.get(), "--processes", "--restarts")
     for start in range(restarts + 1):
         resume = ["--resume"] if start and "--resume" not in tokens else []
         code = subprocess.run(

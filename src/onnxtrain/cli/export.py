@@ -15,7 +15,7 @@ from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.flags import COMMON, LOSS, RESULTS, SWITCH, WEIGHTS
 from onnxtrain.cli.training_flags import LossFlags, OptimizerSettings, Training
-from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
+from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, write_page
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.formatting import plural
 from onnxtrain.lowering.portable import Portable
@@ -49,7 +49,6 @@ Examples
     onnxtrain export step.onnx --describe
 """
 
-_Common = Parameter(group=(RESULTS, COMMON))
 _File = Parameter(group=(RESULTS, COMMON), metavar="FILE")
 
 
@@ -223,8 +222,8 @@ def command(
     if written.states is not None:
         _save(_states(proto, file.folder), written.states)
     if written.web is not None and step is not None:
-        rate = settings.build().learning_rate
-        WebPage(file, step, _states(proto, file.folder), rate, written.web_runtime).write(written.web)
+        rate, states = settings.build().learning_rate, _states(proto, file.folder)
+        write_page(written.web, file, step, states, learning_rate=rate, runtime=written.web_runtime)
         rows["web page"] = f"{written.web}; serve it with python -m http.server --directory {written.web}"
     rows |= {what: terminal.sized(path) for what, path in files.items()}
     console = terminal.console()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
-from onnxtrain.cli.configuration import Config, as_toml, command_line
+from onnxtrain.cli.configuration import TOKENS, Config, as_toml
 from onnxtrain.cli.distributed import DistributedFlags
 from onnxtrain.cli.flags import COMMON, LOGGING, MEMORY, RESULTS, RUNNING, SWITCH, TRAINING, WEIGHTS
 from onnxtrain.cli.messages import in_flags
@@ -206,6 +207,7 @@ def command(
     from onnxtrain.model_file.hub import is_on_hub
     from onnxtrain.model_file.rescue import current_folder
     from onnxtrain.model_file.writing import only_warns
+    from onnxtrain.training.callbacks import EarlyStopping
     from onnxtrain.training.config import Distributed
     from onnxtrain.training.trainer import Trainer
 
@@ -274,10 +276,11 @@ def command(
     weights = _sample_weight(loop.sample_weight)
     start_folder = current_folder()
     shown = Progress(trainer, name=model.name, display=progress)
+    stopping = [] if early_stopping is None else [EarlyStopping(patience=early_stopping)]
     with _interruptible(trainer, output, base, start_folder), contextlib.closing(shown):
         history = trainer.fit(
             source,
-            callbacks=[shown, *_early_stopping(early_stopping), *added_callbacks(added, reading, shown), *logs],
+            callbacks=[shown, *stopping, *added_callbacks(added, reading, shown), *logs],
             run=run,
             **loop.arguments() | {"validation": held_out, "sample_weight": weights},
         )
@@ -320,7 +323,7 @@ def _run_folder(
     from onnxtrain.training.run_folder import RunFolder
 
     text = as_toml({**arguments, "settings": None, **settings.resolved()})
-    folder = RunFolder(path, title=model.name, command=command_line(), settings=text)
+    folder = RunFolder(path, title=model.name, command=shlex.join(["onnxtrain", *TOKENS.get()]), settings=text)
     folder.check(resume=resume)
     folder.waits = True
     return folder
@@ -397,12 +400,6 @@ def _check_output(trainer: Trainer, output: Path) -> None:
         trainer.config.model.check_writable(output)
         if (labels := names_file(output)).exists():
             check_writable(labels)
-
-
-def _early_stopping(patience: int | None) -> list[Callback]:
-    from onnxtrain.training.callbacks import EarlyStopping
-
-    return [] if patience is None else [EarlyStopping(patience=patience)]
 
 
 def _is_file(sample_weight: str | None) -> bool:
