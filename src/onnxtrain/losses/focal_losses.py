@@ -8,14 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.losses.base import (
+    BinaryLoss,
     ClassLoss,
-    ScoreLoss,
-    TargetKind,
     classes_second,
     count_of,
     mean_over,
@@ -84,8 +82,7 @@ class Focal(ClassLoss):
             if of_classes is not None:
                 labels = target
                 if ignored is not None:  # an ignored label may be no class
-                    skipped = op.Equal(target, op.scalar(ignored, target))
-                    labels = op.Where(skipped, op.zeros_like(target), target)
+                    labels = op.Where(self.ignored(op, target), op.zeros_like(target), target)
                 terms = terms * op.Gather(of_classes, labels)
             count = self.label_count(op, prediction, target)
         shape = prediction.shape if target.is_float else target.shape
@@ -98,7 +95,7 @@ class Focal(ClassLoss):
 
 @checks_arguments
 @dataclass(frozen=True)
-class BinaryFocal(ScoreLoss):
+class BinaryFocal(BinaryLoss):
     """Focal loss of independent binary outputs: mean of a_t (1 - p_t)^gamma (softplus(z) - t z), p = sigmoid(z).
 
     p_t is p for t = 1 and 1 - p for t = 0, a_t is alpha and 1 - alpha; for targets t in (0, 1) both are interpolated
@@ -111,8 +108,6 @@ class BinaryFocal(ScoreLoss):
     """
 
     name: ClassVar[str] = "binary_focal"
-    probabilities = "independent"
-    predicts = "binary"
 
     gamma: float = 2.0
     alpha: float | None = 0.25
@@ -123,10 +118,6 @@ class BinaryFocal(ScoreLoss):
         _check_gamma(self.name, self.gamma)
         if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
             raise OptionError(f"alpha is {self.alpha}; binary_focal needs a number in [0, 1], or None for no weights.")
-
-    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """Check that targets are from 0 to 1."""
-        return BinaryCheck(self.name) if self.check_targets else None
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
