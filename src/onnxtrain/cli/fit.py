@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from onnxtrain.cli import flags, paths
 from onnxtrain.cli.configuration import TOKENS, Config, as_toml
 from onnxtrain.cli.distributed import DistributedFlags
-from onnxtrain.cli.flags import COMMON, LOGGING, MEMORY, RESULTS, RUNNING, SWITCH, TRAINING, WEIGHTS
+from onnxtrain.cli.flags import COMMON, LOGGING, MEMORY, RESULTS, RUNNING, TRAINING, WEIGHTS, flag, grouped
 from onnxtrain.cli.messages import in_flags
 from onnxtrain.cli.plugin_flags import AddedFlags, ReaderFlags, added_callbacks
 from onnxtrain.cli.process import quiet_on_request, unattended
@@ -82,50 +82,38 @@ MORE_EXAMPLES = """
 """
 
 
-@Parameter(name="*", group=RESULTS)
+@grouped(RESULTS)
 @dataclass(frozen=True)
 class Results:
     """Output files of the training."""
 
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=["--output", "-o"],
-            group=(RESULTS, COMMON),
-            metavar="FILE",
-            help="The trained model, or with --lora the adapter.  [default: MODEL-trained.onnx, here]",
-        ),
-    ] = None
+    output: Path | None = flag(
+        None,
+        "The trained model, or with --lora the adapter.  [default: MODEL-trained.onnx, here]",
+        name=["--output", "-o"],
+        metavar="FILE",
+        common=True,
+    )
     in_place: flags.InPlace = False
-    curve: Annotated[
-        Path | None, Parameter(metavar="FILE", help="The training curve, as .png (needs matplotlib) or .svg.")
-    ] = None
-    history: Annotated[Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")] = None
-    run: Annotated[
-        Path | None,
-        Parameter(
-            group=(RESULTS, COMMON),
-            metavar="FOLDER",
-            help="Write a report, metrics and all settings to this folder. It gets metrics.csv, curves.svg, "
-            "report.html and config.toml, and the model if --output is not given.",
-        ),
-    ] = None
+    curve: Path | None = flag(None, "The training curve, as .png (needs matplotlib) or .svg.", metavar="FILE")
+    history: Path | None = flag(None, "One row per epoch, as .json or .csv.", metavar="FILE")
+    run: Path | None = flag(
+        None,
+        "Write a report, metrics and all settings to this folder. It gets metrics.csv, curves.svg, "
+        "report.html and config.toml, and the model if --output is not given.",
+        metavar="FOLDER",
+        common=True,
+    )
 
 
-@Parameter(name="*", group=LOGGING)
+@grouped(LOGGING)
 @dataclass(frozen=True)
 class LoggerFlags:
     """Packages that log trainings."""
 
-    tensorboard: Annotated[
-        Path | None, Parameter(metavar="FOLDER", help="Write event files for TensorBoard to this folder.")
-    ] = None
-    mlflow: Annotated[
-        bool, SWITCH, Parameter(help="Log to a run of MLflow, configured by MLFLOW_TRACKING_URI and others.")
-    ] = False
-    wandb: Annotated[
-        bool, SWITCH, Parameter(help="Log to a run of Weights & Biases, configured by WANDB_PROJECT and others.")
-    ] = False
+    tensorboard: Path | None = flag(None, "Write event files for TensorBoard to this folder.", metavar="FOLDER")
+    mlflow: bool = flag(False, "Log to a run of MLflow, configured by MLFLOW_TRACKING_URI and others.")
+    wandb: bool = flag(False, "Log to a run of Weights & Biases, configured by WANDB_PROJECT and others.")
 
     def build(self, *, quiet: bool) -> list[Callback]:
         """Return the callbacks that write the logs."""
