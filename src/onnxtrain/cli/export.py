@@ -151,7 +151,7 @@ def command(
     import onnxtrain
     from onnxtrain.lowering.portable import fix_dimensions
     from onnxtrain.model_file.file import ModelFile
-    from onnxtrain.model_file.writing import check_writable
+    from onnxtrain.model_file.writing import check_writable, write_files
 
     files = written.paths(tie=training.tie, precision=choose_precision(training.precision))
     paths.check_paths(
@@ -197,7 +197,7 @@ def command(
     if written.step_graph is not None and step is not None:
         ModelFile.load(step, folder=file.folder).save(written.step_graph, {})
     if written.states is not None:
-        _save(_states(proto, file.folder), written.states)
+        write_files({written.states: _states(proto, file.folder)})
     if written.web is not None and step is not None:
         rate, states = settings.build().learning_rate, _states(proto, file.folder)
         write_page(written.web, file, step, states, learning_rate=rate, runtime=written.web_runtime)
@@ -237,13 +237,6 @@ def _states(proto: ModelProto, folder: Path | None) -> bytes:
 
     base = "" if folder is None else str(folder)
     return save({name: numpy_helper.to_array(tensor, base) for name, tensor in state_tensors(proto).items()})
-
-
-def _save(content: bytes, path: Path) -> None:
-    from onnxtrain.model_file.writing import AtomicFiles
-
-    with AtomicFiles() as files, files.create(path) as file:
-        file.write(content)
 
 
 def _describe(console: Console, step: ModelProto) -> None:

@@ -115,16 +115,13 @@ def command(
         )
         write_table(output, table)
         rows = {"lines": count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}
-        rows["written"] = terminal.sized(output)
-        terminal.print_facts(rows)
-        return
-    # Strings are Python objects, which only pickle could write.
-    arrays = {name: array.astype(np.str_) if array.dtype.hasobject else array for name, array in arrays.items()}
-    with AtomicFiles() as files, files.create(output) as file:
-        if output.suffix == ".npy":
-            np.save(file, next(iter(arrays.values())), allow_pickle=False)
-        else:
-            np.savez(file, allow_pickle=False, **arrays)
-    rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
-    rows["written"] = terminal.sized(output)
-    terminal.print_facts(rows)
+    else:
+        # Strings are Python objects, which only pickle could write.
+        arrays = {name: array.astype(np.str_) if array.dtype.hasobject else array for name, array in arrays.items()}
+        with AtomicFiles() as files, files.create(output) as file:
+            if output.suffix == ".npy":
+                np.save(file, next(iter(arrays.values())), allow_pickle=False)
+            else:
+                np.savez(file, allow_pickle=False, **arrays)
+        rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
+    terminal.print_facts({**rows, "written": terminal.sized(output)})

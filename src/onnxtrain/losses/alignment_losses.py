@@ -15,7 +15,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
-from onnxtrain.losses.base import ScoreLoss, TargetKind, examples, known_size, node_rank
+from onnxtrain.losses.base import ScoreLoss, TargetKind, examples, known_size, mean_of, node_rank
 from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput
 from onnxtrain.metrics.error_rates import CharacterErrorRate
@@ -100,14 +100,6 @@ def scan_body(
     return body, [body.wrap(value) for value in inputs]
 
 
-def mean_of_examples(op: Builder, terms: Value, target: Value, prediction: Value, weights: Value | None) -> LossTerms:
-    """Emit the mean of one term [N] per example."""
-    if weights is not None:
-        terms = terms * weights
-    number = op.cast(examples(op, target), prediction.dtype)
-    return LossTerms((op.ReduceSum(terms, keepdims=0) / number).with_shape(()), number)
-
-
 @checks_arguments
 @dataclass(frozen=True)
 class CTC(AlignmentLoss):
@@ -188,7 +180,8 @@ class CTC(AlignmentLoss):
         if self.reduction == "mean":
             lengths = op.cast(op.Squeeze(count, op.ints(1)), prediction.dtype)
             terms = terms / op.Max(lengths, op.scalar(1, lengths))
-        return mean_of_examples(op, terms, target, prediction, weights)
+        number = op.cast(examples(op, target), prediction.dtype)
+        return mean_of(op, terms.with_shape((None,)), number, weights)
 
     def _states(self, op: Builder, labels: Value) -> Value:
         """Insert blanks before, between and after labels [N, S]: [N, 2 S + 1]."""
@@ -357,7 +350,8 @@ class Transducer(AlignmentLoss):
             "An example has more labels than the model's scores [N, T, U + 1, C] have room for, U; shorten the labels, "
             "or give the model an input of more label histories.",
         )
-        return mean_of_examples(op, -op.Squeeze(chosen, op.ints(1)), target, prediction, weights)
+        terms, number = -op.Squeeze(chosen, op.ints(1)), op.cast(examples(op, target), prediction.dtype)
+        return mean_of(op, terms.with_shape((None,)), number, weights)
 
     def _diagonals(self, op: Builder, blanks: Value, emitted: Value, last: Value) -> Value:
         """Emit alpha [N, U + 1] on the last diagonal t + u of each example, [N, 1]; vectors run over u."""

@@ -328,11 +328,17 @@ def softplus(op: Builder, z: Value) -> Value:
 
 def mean_over(op: Builder, terms: Value, prediction: Value, weights: Value | None = None) -> LossTerms:
     """Emit the mean of elementwise terms; the divisor is the number of elements, with or without weights."""
+    return mean_of(op, terms.with_shape(prediction.shape), count_of(op, prediction, prediction), weights)
+
+
+def mean_of(
+    op: Builder, terms: Value, count: Value, weights: Value | None = None, *, divisor: Value | None = None
+) -> LossTerms:
+    """Emit the sum of terms [N, ...], of weighted examples, over their number, or over a divisor that is never 0."""
     if weights is not None:
-        terms = weighted(op, terms.with_shape(prediction.shape), weights)
+        terms = weighted(op, terms, weights)
     total = op.ReduceSum(terms, keepdims=0).with_shape(())
-    weight = count_of(op, prediction, prediction)
-    return LossTerms((total / weight).with_shape(()), weight)
+    return LossTerms((total / (count if divisor is None else divisor)).with_shape(()), count)
 
 
 class ClassLoss(ScoreLoss):

@@ -16,11 +16,11 @@ from onnxtrain.losses.base import (
     ClassLoss,
     classes_second,
     count_of,
+    mean_of,
     mean_over,
     node_rank,
     size_of,
     softplus,
-    weighted,
 )
 from onnxtrain.losses.probabilities import logit
 from onnxtrain.lowering.training_info.recipe import LossTerms
@@ -85,12 +85,9 @@ class Focal(ClassLoss):
                     labels = op.Where(self.ignored(op, target), op.zeros_like(target), target)
                 terms = terms * op.Gather(of_classes, labels)
             count = self.label_count(op, prediction, target)
-        shape = prediction.shape if target.is_float else target.shape
-        if weights is not None:
-            terms = weighted(op, terms.with_shape(shape), weights)
-        total = op.ReduceSum(terms, keepdims=0).with_shape(())
+        terms = terms.with_shape(prediction.shape if target.is_float else target.shape)
         divisor = count if self.ignore_index is None or target.is_float else op.Max(count, 1.0)
-        return LossTerms((total / divisor).with_shape(()), count)
+        return mean_of(op, terms, count, weights, divisor=divisor)
 
 
 @checks_arguments

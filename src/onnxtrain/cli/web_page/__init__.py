@@ -30,7 +30,7 @@ def write_page(
     folder: Path, model: ModelFile, step: ModelProto, states: bytes, *, learning_rate: float, runtime: str
 ) -> None:
     """Write a page that trains a model into a folder, creating it if needed."""
-    from onnxtrain.model_file.writing import AtomicFiles
+    from onnxtrain.model_file.writing import write_files
 
     settings = {
         "name": model.path.stem if model.path is not None else "model",
@@ -51,10 +51,7 @@ def write_page(
     except OSError as error:
         raise ModelError(f"{str(folder)!r} cannot be written: {error.strerror or error}.") from error
     model.save(folder / "model.onnx", {})
-    with AtomicFiles() as files:
-        for name, content in contents.items():
-            with files.create(folder / name) as file:
-                file.write(content)
+    write_files({folder / name: content for name, content in contents.items()})
 
 
 def _drawing(model: ModelFile, step: ModelProto) -> dict[str, Any]:
