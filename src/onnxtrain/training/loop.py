@@ -22,8 +22,7 @@ from onnxtrain.data.augmentation import augmented
 from onnxtrain.data.base import share
 from onnxtrain.data.data_names import DataNames
 from onnxtrain.data.prefetch import Prefetch
-from onnxtrain.distributed.agreement import check_ends
-from onnxtrain.distributed.communicator import Communicator, Single
+from onnxtrain.distributed.communicator import Communicator, Single, check_ends
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.errors.formatting import plural
 from onnxtrain.losses.heads import HeadMetric, no_labels_left
