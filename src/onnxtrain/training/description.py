@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto
 
-from onnxtrain.data import Dataset
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.errors import ModelError
 from onnxtrain.lowering.training_info.recipe import UpdateRule
@@ -28,7 +27,7 @@ JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str, JSON]:
     """Describe the settings of a trainer, without its model."""
-    optimizer, loss, form = config.optimizer, objective.loss, objective.form
+    optimizer, loss, kinds = config.optimizer, objective.loss, [form.kind for form in objective.forms]
     sparsified = sorted(objective.sparsified(config.sparsify))
     groups = {name: _describe_rule(rule) for name, rule in objective.rules(config).items()}
     return {
@@ -36,7 +35,7 @@ def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str,
         **({} if config.ema is None else {"ema": describe(config.ema)}),
         "loss": describe(loss) if loss is not None else f"output:{objective.prediction.name}",
         "output": str(objective.prediction.name),
-        "targets": [each.kind for each in form] if isinstance(form, tuple) else None if form is None else form.kind,
+        "targets": kinds if objective.several else next(iter(kinds), None),
         "optimizer": type(optimizer).__name__,
         "attributes": _describe_attributes(optimizer),
         "sparsity": describe(optimizer.sparsity_modifier),
@@ -70,11 +69,6 @@ def _describe_rule(rule: UpdateRule) -> dict[str, JSON]:
 def describe_masks(masks: Mapping[str, np.ndarray]) -> dict[str, JSON]:
     """Hash masks."""
     return {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in masks.items()}
-
-
-def describe_data(dataset: Dataset | None) -> JSON:
-    """Describe data by its number of examples and a hash; both are ``None`` for an iterable of unknown content."""
-    return None if dataset is None else {"examples": dataset.size, "content": dataset.fingerprint()}
 
 
 def describe_model(file: ModelFile) -> dict[str, JSON]:
