@@ -12,7 +12,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments, suggestion
 from onnxtrain.operators.call_text import Call, name_of, read_call
 from onnxtrain.training.schedules import shapes
-from onnxtrain.training.schedules.learning_rate import Schedule
+from onnxtrain.training.schedules.shapes import Schedule
 
 
 @checks_arguments

@@ -8,7 +8,24 @@ from dataclasses import dataclass
 
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.training.schedules.learning_rate import Schedule, check_rate
+
+Schedule = Callable[[int], float]
+"""Function from the index of a step, from 0, to its learning rate."""
+
+
+@checks_arguments
+def check_rate(rate: object, what: str = "The learning rate") -> None:
+    """Refuse an invalid learning rate.
+
+    Raises:
+        OptionError: The rate is negative, infinite, NaN or not a number.
+    """
+    try:
+        good = math.isfinite(rate) and rate >= 0  # type: ignore[arg-type, operator]
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.")
 
 
 @checks_arguments
