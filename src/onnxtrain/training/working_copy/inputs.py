@@ -1,4 +1,4 @@
-"""Find the inputs of a working copy that are images: how many channels they have, and which the model scales itself."""
+"""Inputs of a working copy: which are images, which are token ids, and which have one value for all examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.value import PIXELS, behind, constant_array, dimensions, is_float
+from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.value import COMMON, PIXELS, TABLE_ROWS, behind, constant_array, dimensions, is_float
 from onnxtrain.parameters.readers import REARRANGING, Reader, arrivals
 
 _THROUGH: Final = REARRANGING | {"Resize", "Pad"}
@@ -98,3 +100,60 @@ def _magnitude(value: ir.Value | None) -> float | None:
     """Return the largest magnitude of a constant; ``None`` for other values."""
     array = constant_array(behind(value, REARRANGING))
     return float(np.abs(array).max()) if array is not None and array.size else None
+
+
+_KEEP_ELEMENTS: Final = ("Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+_KEEP_ROWS: Final = ("Cast", "Identity", "DequantizeLinear")
+"""Operators between an initializer and the table that Gather reads."""
+
+
+def mark_token_inputs(model: ir.Model) -> None:
+    """Record the rows of the embedding table at each integer input whose values are looked up in one.
+
+    ONNX's Gather counts negative indices from the end of the table, so that a wrong token id would train another row.
+    """
+    for value in model.graph.inputs:
+        sizes = [] if value.dtype not in (ir.DataType.INT32, ir.DataType.INT64) else list(_tables(value))
+        if sizes:
+            value.meta[TABLE_ROWS] = min(sizes)
+
+
+def _tables(value: ir.Value) -> Iterator[int]:
+    """Yield the rows of the tables [rows, width] that the elements of a value are looked up in."""
+    for node, slot in value.uses():
+        if not node.domain and node.op_type in _KEEP_ELEMENTS and slot == 0:
+            yield from _tables(node.outputs[0])
+        elif slot == 1 and (node.domain, node.op_type) in (("", "Gather"), (MICROSOFT_DOMAIN, "GatherBlockQuantized")):
+            axis = node.attributes.get("axis", node.attributes.get("gather_axis"))
+            table = _initializer(node.inputs[0])
+            shape = None if table is None else dimensions(table)
+            if (axis is None or axis.as_int() == 0) and shape and len(shape) == 2 and isinstance(shape[0], int):
+                yield shape[0]
+
+
+def _initializer(value: ir.Value | None) -> ir.Value | None:
+    """Return the initializer whose values a table has; ``None`` for integers, such as the sizes of a shape."""
+    floating = value is not None and is_float(value)
+    while value is not None and (node := value.producer()) is not None:
+        if node.domain or node.op_type not in _KEEP_ROWS:
+            return None
+        value = node.inputs[0]
+        floating = floating or node.op_type == "DequantizeLinear" or (value is not None and is_float(value))
+    return value if floating and value is not None and value.is_initializer() else None
+
+
+def mark_common_inputs(graph: ir.Graph) -> None:
+    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare."""
+    sizes = {value: shape[0] for value in graph.inputs if (shape := dimensions(value))}
+    fixed = {value: size for value, size in sizes.items() if isinstance(size, int) and size > 1}
+    if not fixed or all(isinstance(size, int) for size in sizes.values()):
+        return
+    batch = BatchAxes.of_inputs(graph, None).follow(graph)
+    for value, size in fixed.items():
+        own = BatchAxes({value: BatchAxis(0)}, size).follow(graph)
+        is_followed = all(dimensions(reached) is not None for reached in own)
+        if is_followed and not any(
+            axis == batch.get(value, axis) for value, axis in own.items() if value.is_graph_output()
+        ):
+            value.meta[COMMON] = True

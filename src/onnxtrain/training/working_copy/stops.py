@@ -1,17 +1,22 @@
-"""Stop gradients where the PyTorch program behind a file does: at ``detach`` and at the padding row of embeddings.
+"""Stop gradients where the program behind a file does.
 
-ONNX has no operator for either. PyTorch's newer exporter records the call behind each node as metadata, which tells
-both (and ``scale_grad_by_freq`` of embeddings), also where it removed the Identity of a ``detach``. Files of other
-exporters do not tell.
+PyTorch stops them at ``detach`` and at the padding row of embeddings; ONNX has no operator for either. PyTorch's newer
+exporter records the call behind each node as metadata, which tells both (and ``scale_grad_by_freq`` of embeddings),
+also where it removed the Identity of a ``detach``. Files of other exporters do not tell. Keras's recurrent layers have
+no second bias, which tf2onnx fills with zeros.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.value import is_float
+from onnxtrain.graph.value import constant_array, is_float
+from onnxtrain.parameters.exporters import gives
 from onnxtrain.parameters.exporters.pytorch import (
     BEGINNINGS,
     CALL,
@@ -47,6 +52,7 @@ def stop_as_program(model: ir.Model) -> tuple[str, ...]:
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         if lookup := embedding_call(node):
             _pass_as_embedding(graph, node, following, lookup[0], share=lookup[1])
+    _stop_at_filled_biases(graph)
     return tuple(unclear)
 
 
@@ -107,3 +113,25 @@ def _counts(table: Value, tokens: Value, like: Value) -> Value:
     none = op.Expand(op.scalar(0, like), op.Shape(table, start=0, end=1))
     ones = op.Expand(op.scalar(1, like), op.Shape(rows))
     return op.Gather(op.ScatterElements(none, rows, ones, reduction="add"), tokens)
+
+
+_BIAS: Final = 3
+"""The input slot of the biases, [directions, 2 rows]."""
+
+
+def _stop_at_filled_biases(graph: ir.Graph) -> None:
+    """Stop at second biases of zeros: trained, their sum with the first would take steps of twice the size."""
+    for node in list(graph):
+        value = node.inputs[_BIAS] if node.op_type in ("LSTM", "GRU", "RNN") and len(node.inputs) > _BIAS else None
+        if value is None or node.domain or not gives("joined biases", value.name or ""):
+            continue
+        array = constant_array(value)
+        if array is None or array.ndim != 2:
+            continue
+        half = array.shape[1] // 2
+        if np.any(array[:, half:]) or not np.any(array):
+            continue
+        op = Builder(graph, graph.opset_imports[""], before=node)
+        first, second = op.several("Split", op.wrap(value), op.ints(half, half), outputs=2, axis=1)
+        both = op.Concat(first, stopped(op, second), axis=1).with_shape(array.shape)
+        node.replace_input_with(_BIAS, both.ir)
