@@ -1,22 +1,92 @@
-"""Keep rows transposed between sparse linear layers, so that none transposes again what another has."""
+"""Keep values between sparse layers as kernels read them, so that none copies: padded images, transposed rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 from onnx import helper
 
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, is_default_domain
-from onnxtrain.model_file.proto import default_opset
-from onnxtrain.plugins.sparse.functions import LINEAR, TRANSPOSE, function
-from onnxtrain.plugins.sparse.layers import ELEMENTWISE, LayerSearch, Shape, attributes, unused
+from onnxtrain.plugins.sparse.edited import Edited, assign, attributes, names_in_subgraphs
+from onnxtrain.plugins.sparse.layers import ELEMENTWISE, LayerSearch, Shape
+from onnxtrain.plugins.sparse.operators import CONV, LINEAR, POOLED, TRANSPOSE, define
+
+Pads = tuple[int, ...]
+"""Sizes before the spatial axes, then behind them, as in Conv."""
 
 _ROWS = {1: 128, 4: 64, 16: 32}
 """By block, rows of a panel of x that the kernels multiply at a time with AVX-512."""
 
 _OF_ALL_INPUTS = frozenset({"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Sum"})
 """Operators that compute each element of the result from the same element of every input."""
+
+
+def with_padded_images(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return the model with results of sparse and pooled convolutions written with the padding that readers need."""
+    made = Edited(proto)
+    graph = made.graph
+    own = [node for node in graph.node if node.domain == ONNXTRAIN_DOMAIN]
+    layers, pooled = ([node for node in own if node.op_type == operator] for operator in (CONV, POOLED))
+    found = _pads(graph, layers, pooled)
+    if not found:
+        return None
+    for node in (*layers, *pooled):
+        none = (0,) * len(attributes(node)["pads"])
+        values = {"y_pads": node.output[0]}
+        if node.op_type == CONV:
+            values |= {"x_pads": node.input[0], "residual_pads": node.input[4]}
+        node.attribute.extend(
+            helper.make_attribute(name, list(found.get(value, none))) for name, value in values.items()
+        )
+    # Of a padded value, the shape depends on whether the kernels or the functions run.
+    assign(graph.value_info, (value for value in graph.value_info if value.name not in found))
+    return made.proto
+
+
+def _pads(
+    graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto], pooled: Sequence[onnx.NodeProto]
+) -> dict[str, Pads]:
+    """Return the padding of each result that gets one."""
+    results = {node.output[0] for node in (*layers, *pooled)} - _read_by_others(graph, layers)
+    found: dict[str, Pads] = {}
+    for y in results:
+        readers = [attributes(node) for node in layers if node.input[0] == y]
+        # A convolution with strides copies its input in any case, to read it in steps.
+        wanted = [given["pads"] for given in readers if set(given["strides"]) == {1} and any(given["pads"])]
+        if wanted and any(least := tuple(map(min, *wanted, wanted[0]))):
+            found[y] = least
+    while added := _like_residuals(layers, results, found):
+        found |= added
+    return found
+
+
+def _like_residuals(layers: Iterable[onnx.NodeProto], results: set[str], found: Mapping[str, Pads]) -> dict[str, Pads]:
+    """Return the padding of results that others with padding are added to, or that are added to these."""
+    pairs = [(node.output[0], node.input[4]) for node in layers]
+    pairs += [(residual, y) for y, residual in pairs]
+    return {name: found[other] for name, other in pairs if name in results - set(found) and other in found}
+
+
+def check_padded_images(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> None:
+    """Check that sparse convolutions read images with the padding that others write."""
+    given = {node.output[0]: attributes(node) for node in layers if node.op_type in (CONV, POOLED)}
+    layers = [node for node in layers if node.op_type == CONV]
+    padded = {y: pads for y, values in given.items() if any(pads := values.get("y_pads", ()))}
+    if found := sorted(set(padded) & _read_by_others(graph, layers)):
+        raise ValueError(f"a node other than a sparse convolution reads {found[0]!r}, which is padded")
+    for node in layers:
+        for name, value in (("x_pads", node.input[0]), ("residual_pads", node.input[4])):
+            pads = given[node.output[0]].get(name, [])
+            if (pads if any(pads) else None) != padded.get(value):
+                raise ValueError(f"{name} of the node of {node.output[0]!r} are not the padding of {value!r}")
+
+
+def _read_by_others(graph: onnx.GraphProto, layers: Iterable[onnx.NodeProto]) -> set[str]:
+    own = {node.output[0] for node in layers}
+    others = {value.name for value in graph.output}
+    others |= {name for node in graph.node if own.isdisjoint(node.output) for name in node.input}
+    return others | {name for node in graph.node for name in names_in_subgraphs(node)}
 
 
 def with_transposed_rows(proto: onnx.ModelProto, shapes: Mapping[str, Shape | None]) -> onnx.ModelProto | None:
@@ -26,8 +96,7 @@ def with_transposed_rows(proto: onnx.ModelProto, shapes: Mapping[str, Shape | No
     What several layers read is transposed once. Only the kernels do so: the functions ignore it. ``None`` if there is
     nothing to exchange.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = Edited(proto)
     graph = made.graph
     panels = _panels(graph, shapes)
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -36,9 +105,7 @@ def with_transposed_rows(proto: onnx.ModelProto, shapes: Mapping[str, Shape | No
     shared = {name: min(map(_panel, some)) for name, some in readers.items() if len(some) > 1 and name not in panels}
     if not panels and not shared:
         return None
-    names = {name for node in graph.node for name in (*node.input, *node.output)}
-    names |= {value.name for value in (*graph.input, *graph.initializer)}
-    transposed = {name: unused(f"{name}.transposed", names) for name in shared}
+    transposed = {name: made.unused(f"{name}.transposed") for name in shared}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if _is_layer(node):
@@ -51,13 +118,10 @@ def with_transposed_rows(proto: onnx.ModelProto, shapes: Mapping[str, Shape | No
             rows = {"x_panel": (panels | shared).get(x), "y_panel": panels.get(y)}
             node.attribute.extend(helper.make_attribute(name, size) for name, size in rows.items() if size)
         nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
-    if transposed and all((entry.domain, entry.name) != (ONNXTRAIN_DOMAIN, TRANSPOSE) for entry in made.functions):
-        opset = default_opset(made.opset_import)
-        assert opset is not None
-        made.functions.append(function(TRANSPOSE, opset))
-    return made
+    assign(graph.node, nodes)
+    if transposed:
+        define(made.proto, {TRANSPOSE})
+    return made.proto
 
 
 def _is_layer(node: onnx.NodeProto) -> bool:

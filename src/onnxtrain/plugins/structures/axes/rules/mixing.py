@@ -1,12 +1,12 @@
-"""Normalizations: an axis over which a mean is taken is fixed, since a mean over fewer entries is another."""
+"""Operators that mix the entries of an axis: normalizations, reductions, orders, rotations."""
 
 from __future__ import annotations
 
-from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
-from onnxtrain.plugins.structures.axes.broadcasting import same_shape
-from onnxtrain.plugins.structures.axes.labels import Axis
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.plugins.structures.axes.labels import Axis, fixed
 from onnxtrain.plugins.structures.axes.node import Node
-from onnxtrain.plugins.structures.axes.registry import axes_of, no_rule
+from onnxtrain.plugins.structures.axes.registry import axes_of
+from onnxtrain.plugins.structures.axes.rules.elementwise import same_shape
 
 _OVER = "normalizes over it: the mean of fewer entries is another"
 
@@ -82,11 +82,73 @@ def local_response_normalization(node: Node) -> list[Axis]:
     return same_shape(node, keeps_zero=True, mixed=[1], reason="relates neighbours along it")
 
 
-no_rule("SkipLayerNormalization", domain=MICROSOFT_DOMAIN, reason="it normalizes over the width of the residual stream")
-no_rule(
-    "SkipSimplifiedLayerNormalization",
-    domain=MICROSOFT_DOMAIN,
-    reason="it normalizes over the width of the residual stream",
+@axes_of("Softmax", "LogSoftmax", "Hardmax")
+def softmax(node: Node) -> list[Axis]:
+    """y = x normalized over an axis; before opset 13 over all axes from it on."""
+    axis = node.attribute("axis", -1 if node.opset >= 13 else 1)
+    mixed = [axis] if node.opset >= 13 else range(axis % max(node.rank(), 1), node.rank())
+    return same_shape(node, keeps_zero=False, mixed=mixed, reason="normalizes over it")
+
+
+@axes_of("ArgMax", "ArgMin", "CumSum", "CumProd", "TopK")
+def mixes_one_axis(node: Node) -> list[list[Axis]]:
+    """y = an operation along an axis."""
+    if node.operator.startswith("Cum"):
+        axis = node.number(1)
+        mixed = range(node.rank()) if axis is None else [int(axis)]
+    else:
+        mixed = [node.attribute("axis", -1 if node.operator == "TopK" else 0)]
+    found = same_shape(node, keeps_zero=False, mixed=mixed, reason="orders it")
+    if node.operator.startswith("Arg") and not node.attribute("keepdims", 1):
+        del found[mixed[0] % node.rank()]
+    return [found] * len(node.ir.outputs)
+
+
+@axes_of("Trilu")
+def trilu(node: Node) -> list[Axis]:
+    """y = a triangle of x, which relates its last two axes."""
+    return same_shape(node, keeps_zero=True, mixed=[-1, -2], reason="relates its last two axes")
+
+
+@axes_of("ReverseSequence")
+def reverse_sequence(node: Node) -> list[Axis]:
+    """y = x with its sequences reversed."""
+    mixed = [node.attribute("batch_axis", 1), node.attribute("time_axis", 0)]
+    return same_shape(node, keeps_zero=True, mixed=mixed, reason="reverses it")
+
+
+@axes_of("RotaryEmbedding")
+def rotary_embedding(node: Node) -> list[Axis]:
+    """y [n, heads, t, d] = x with its entries rotated in pairs: heads are structures, if they have an axis."""
+    mixed = [-1, -2] if node.rank() == 4 else range(node.rank())
+    return same_shape(node, keeps_zero=True, mixed=mixed, reason="rotates its entries in pairs")
+
+
+_SUMS = frozenset({"ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare"})
+
+
+@axes_of(
+    *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),
+    *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"),
 )
-no_rule("EmbedLayerNormalization", domain=MICROSOFT_DOMAIN, reason="it normalizes over the width of the embeddings")
-no_rule("BatchNormalization", domain=ONNXTRAIN_DOMAIN, reason="it is a part of training graphs, not of model files")
+def reduce(node: Node) -> list[Axis]:
+    """y = a summary of x over axes."""
+    listed = node.integers("axes", 1)
+    if listed is None and node.has(1):
+        found = [node.fix(axis, f"{node.describe()} has computed axes") for axis in node.all_axes()]
+        return found[: len(node.output_shape())]
+    if not listed and node.attribute("noop_with_empty_axes", 0):
+        return node.all_axes()
+    gone = {axis % node.rank() for axis in listed} if listed else set(range(node.rank()))
+    keeps_zero = node.operator in _SUMS | {"ReduceMean", "ReduceMax", "ReduceMin"}
+    found = []
+    for place in range(node.rank()):
+        axis = node.axis(0, place)
+        if place not in gone:
+            found.append(axis.with_zero(axis.zero and keeps_zero))
+            continue
+        if axis.labels is not None and not (axis.zero and node.operator in _SUMS):
+            node.fix(axis, f"{node.describe()} summarizes it: fewer entries give another result")
+        if node.attribute("keepdims", 1):
+            found.append(fixed("its size is 1"))
+    return found
