@@ -21,8 +21,8 @@ from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.training_info.rounding import DECODE, ENCODE, OPERATOR
 from onnxtrain.lowering.updates import variables_of
-from onnxtrain.operators.body import emit
 from onnxtrain.operators.checks import group
+from onnxtrain.operators.evaluation import emit
 from onnxtrain.operators.nodes import check_node, has_kernel
 from onnxtrain.operators.registry import OPTIMIZERS, find
 from onnxtrain.operators.schema import OptimizerSchema

@@ -8,8 +8,8 @@ from onnxtrain.errors import OperatorError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.shapes import register_inference
 from onnxtrain.graph.value import attributes_of
-from onnxtrain.operators.body import describe
 from onnxtrain.operators.checks import check_output_count, check_scalars, check_variable, group
+from onnxtrain.operators.evaluation import describe
 from onnxtrain.operators.measures import BUILT_IN
 from onnxtrain.operators.registry import find
 

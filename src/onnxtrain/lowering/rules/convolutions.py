@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.windows import END, MOST_AXES, windows_fit
+from onnxtrain.autodiff.placement import LAST
+from onnxtrain.autodiff.windows import MOST_AXES, windows_fit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.shapes import fold_sizes, infer_again
 from onnxtrain.graph.value import attributes_of, behind, constant_array, dimensions, input_of, made_by
@@ -221,7 +222,7 @@ def _emit_even(op: Builder, match: Match) -> Value:
     given = attributes_of(node) | {"pads": [*even, *even]}
     y = op.ConvTranspose(*(None if value is None else op.wrap(value) for value in node.inputs), **given)
     starts = [b - e for b, e in zip(begin, even, strict=True)]
-    stops = [e - b if b > e else END for b, e in zip(end, even, strict=True)]
+    stops = [e - b if b > e else LAST for b, e in zip(end, even, strict=True)]
     return op.Slice(y, op.ints(*starts), op.ints(*stops), op.ints(*range(2, 2 + len(even))))
 
 

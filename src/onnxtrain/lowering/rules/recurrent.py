@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.rules.fused_recurrent import GATES, INPUTS, all_inputs, is_zero, keeps_linear, settings, states
-from onnxtrain.autodiff.rules.recurrent_activations import numbers_with_defaults
+from onnxtrain.autodiff.rules.recurrent import numbers_with_defaults
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
