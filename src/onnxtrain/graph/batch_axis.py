@@ -12,7 +12,7 @@ from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, i
 from onnxtrain.graph.inference import DECLARED, integer, is_elementwise, slice_bounds
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import Product, factors, is_made_up, over, times
-from onnxtrain.graph.value import Dimension, constant_array, dimensions
+from onnxtrain.graph.value import Dimension, constant_array, dimensions, order_of
 
 ONE: Product = (1, ())
 
@@ -221,8 +221,7 @@ def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
 
 
 def _transpose(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
-    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
-    return order.index(axis)
+    return order_of(node, rank).index(axis)
 
 
 def _recurrent(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import product, quotient
-from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, input_of
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, input_of, order_of
 
 Sizes = tuple[Dimension, ...] | None
 """A shape, or the elements of an integer vector; ``None`` where nothing is known."""
@@ -281,11 +281,8 @@ def _axes(node: ir.Node, facts: Facts) -> list[int] | None:
 
 
 def _transpose(node: ir.Node, facts: Facts) -> Sizes:
-    shape, attribute = facts.shape(node.inputs[0]), node.attributes.get("perm")
-    if shape is None:
-        return None
-    order = list(attribute.as_ints()) if attribute is not None else list(range(len(shape)))[::-1]
-    return tuple(shape[axis] for axis in order)
+    shape = facts.shape(node.inputs[0])
+    return None if shape is None else tuple(shape[axis] for axis in order_of(node, len(shape)))
 
 
 def _reduce(node: ir.Node, facts: Facts) -> Sizes:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, order_of
 
 MADE_UP = "unk__"
 """Prefix of the symbols that ONNX's inference makes up."""
@@ -232,7 +232,7 @@ _RULES: dict[str, Callable[..., Content | None]] = {
     **dict.fromkeys(("Squeeze", "Unsqueeze", "Reshape"), _reshaped),
     "Gather": _gather,
     "Slice": _slice,
-    "Transpose": lambda node, data: data.transpose(node.attributes.get_ints("perm")),
+    "Transpose": lambda node, data: data.transpose(order_of(node, data.ndim)),
     "ConstantOfShape": _constant_of_shape,
     "Concat": lambda node, *parts: np.concatenate(parts) if all(part.ndim == 1 for part in parts) else None,
     "Add": _elementwise(_add),

@@ -83,6 +83,15 @@ def attributes_of(node: ir.Node) -> dict[str, Any]:
     return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
+Order = tuple[int, ...]
+"""For each axis of a transposed value, the axis of the value."""
+
+
+def order_of(transpose: ir.Node, rank: int) -> Order:
+    """Return the order in which a Transpose puts the axes; by default it reverses them."""
+    return tuple(transpose.attributes.get_ints("perm", range(rank)[::-1]))
+
+
 def behind(value: ir.Value | None, operators: Collection[str]) -> ir.Value | None:
     """Return the value before any standard nodes of these operators, each of which passes its first input on."""
     while value is not None and (node := value.producer()) is not None:

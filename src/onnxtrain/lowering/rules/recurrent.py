@@ -15,10 +15,10 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import take_over
-from onnxtrain.graph.value import Dimension, constant_number, constant_tensor, dimensions, input_of, made_by
+from onnxtrain.graph.value import Dimension, constant_number, constant_tensor, dimensions, input_of, made_by, order_of
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
-from onnxtrain.lowering.rules.transposition import composed, is_identity, order_of
+from onnxtrain.lowering.rules.transposition import composed, is_identity
 
 _OPERATORS = ("GRU", "LSTM", "RNN")
 

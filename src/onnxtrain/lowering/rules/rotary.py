@@ -9,10 +9,9 @@ import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, made_by
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, made_by, order_of
 from onnxtrain.lowering.patterns import Match, Number, OneOf, Op, Optional, Pattern, Term, Var
 from onnxtrain.lowering.rewrite import Rewrite, Rule
-from onnxtrain.lowering.rules.transposition import order_of
 
 OPERATOR = "RotaryEmbedding"
 
