@@ -12,7 +12,7 @@ from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, i
 from onnxtrain.graph.inference import DECLARED, integer, is_elementwise, slice_bounds
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import Product, factors, is_made_up, over, times
-from onnxtrain.graph.value import Dimension, constant_array, dimensions, order_of
+from onnxtrain.graph.value import Dimension, constant_ints, dimensions, input_of, order_of
 
 ONE: Product = (1, ())
 
@@ -199,14 +199,13 @@ def _axis(node: ir.Node, slot: int, index: int, axis: int, rank: int) -> int | N
 def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
     """Return an axis behind operators that add or remove axes: Squeeze, Unsqueeze, reductions."""
     given = node.attributes.get("axes") or node.attributes.get("axis")
-    listed: list[int] | None = None
+    listed: list[int] | None
     if given is not None:
         listed = [given.as_int()] if given.type == ir.AttributeType.INT else list(given.as_ints())
     elif node.op_type.startswith("Arg"):
         listed = [0]
-    elif len(node.inputs) > 1 and node.inputs[1] is not None:
-        array = constant_array(node.inputs[1])
-        listed = None if array is None else [int(number) for number in array.reshape(-1)]
+    else:
+        listed = constant_ints(input_of(node, 1))
     if node.op_type == "Unsqueeze":
         new = sorted(added % (rank + len(listed)) for added in listed) if listed is not None else []
         for added in new:

@@ -115,6 +115,12 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
     return None if tensor is None else np.asarray(tensor.numpy())
 
 
+def constant_ints(value: ir.Value | None) -> list[int] | None:
+    """The elements of a constant of integers as a list; ``None`` for other values."""
+    array = constant_array(value)
+    return None if array is None else [int(item) for item in array.flat]
+
+
 def constant_number(value: ir.Value | None) -> float | None:
     """The number of a constant with one element; ``None`` for other values."""
     tensor = constant_tensor(value)

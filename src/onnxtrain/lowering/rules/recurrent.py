@@ -15,7 +15,15 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import take_over
-from onnxtrain.graph.value import Dimension, constant_number, constant_tensor, dimensions, input_of, made_by, order_of
+from onnxtrain.graph.value import (
+    Dimension,
+    constant_ints,
+    constant_number,
+    dimensions,
+    input_of,
+    made_by,
+    order_of,
+)
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.rules.transposition import composed, is_identity
@@ -90,11 +98,10 @@ def _through(node: ir.Node, axes: list[int]) -> list[int] | None:
     """Return the axes behind a Squeeze or Transpose; ``None`` if an axis other than the directions may be removed."""
     if node.op_type == "Transpose":
         return list(composed(axes, order_of(node, len(axes))))
-    given = input_of(node, 1)
-    tensor = constant_tensor(given)
-    if tensor is None or tensor.size != 1:
+    removed = constant_ints(input_of(node, 1))
+    if removed is None or len(removed) != 1:
         return None
-    axis = int(tensor.numpy().reshape(-1)[0]) % len(axes)
+    axis = removed[0] % len(axes)
     return axes[:axis] + axes[axis + 1 :] if axes[axis] == _DIRECTIONS else None
 
 
