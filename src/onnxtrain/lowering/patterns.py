@@ -404,6 +404,7 @@ def _shown(node: ir.Node) -> str:
 # Numbers that a graph computes from shapes that are known, such as the root of a head's size
 
 _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {"Div": np.divide, "Mul": np.multiply, "Sqrt": np.sqrt}
+_OF_SIZES = frozenset({"Gather", "Shape", "Slice"})
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 _DEEPEST = 12
@@ -423,7 +424,10 @@ def _array(value: ir.Value | None, depth: int) -> np.ndarray | None:
     rule = _ARITHMETIC.get(node.op_type) if value.dtype in _FLOATING else None
     if node.op_type == "Cast" and value.dtype is not None and value.dtype in (*_FLOATING, ir.DataType.INT64):
         rule = functools.partial(np.asarray, dtype=value.dtype.numpy())
-    if rule is None:
+    if rule is None:  # a product with sizes that are computed in another way is left as it is: other bits
+        of_sizes = node.op_type in _OF_SIZES and not (node.op_type == "Shape" and node.attributes)
+        if not of_sizes:
+            return None
         return computed_content(node, lambda each: _integers(_array(each, depth - 1)), dimensions)
     arrays = [each for item in node.inputs if (each := _array(item, depth - 1)) is not None and _is_known(each)]
     return np.asarray(rule(*arrays)) if len(arrays) == len(node.inputs) else None
