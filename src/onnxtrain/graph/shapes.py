@@ -230,7 +230,9 @@ class _Resolver:
         if value not in self._contents:
             self._contents[value] = constant_content(value)
         known = self._contents[value]
-        return None if known is None else np.asarray(np.frompyfunc(self._resolved, 1, 1)(known), object)
+        if known is None or not self.found:
+            return known
+        return np.asarray(np.frompyfunc(self._resolved, 1, 1)(known), object)
 
     def visit(self, node: ir.Node) -> None:
         """Follow sizes through one node."""
