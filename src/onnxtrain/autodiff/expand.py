@@ -182,28 +182,23 @@ def _trim_outputs(proto: onnx.FunctionProto) -> None:
 def _upgrade(proto: onnx.FunctionProto, version: int) -> None:
     """Bring a body that is written for an older opset to the graph's, if any of its operators changed."""
     own = {entry.domain: entry.version for entry in proto.opset_import}.get("", version)
-    if own >= version:
+    operators = {node.op_type for node in proto.node if is_default_domain(node.domain)}
+    if own >= version or all(_since(operator, own) == _since(operator, version) for operator in operators):
         return
-    changed = False
-    for node in proto.node:
-        if is_default_domain(node.domain):
-            before = defs.get_schema(node.op_type, own, "").since_version
-            changed = changed or defs.get_schema(node.op_type, version, "").since_version != before
-    if changed:
-        graph = onnx.helper.make_graph(
-            list(proto.node),
-            "body",
-            [onnx.helper.make_empty_tensor_value_info(name) for name in proto.input],
-            [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output],
-        )
-        imports = [onnx.helper.make_opsetid("", own)]
-        model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
-        try:
-            converted = version_converter.convert_version(model, version)
-        except (RuntimeError, version_converter.ConvertError):
-            return  # reference attributes are beyond the converter; the operators differ in types only
-        del proto.node[:]
-        proto.node.extend(converted.graph.node)
+    inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (proto.input, proto.output))
+    graph = onnx.GraphProto(name="body", node=proto.node, input=inputs, output=outputs)
+    model = onnx.ModelProto(graph=graph, opset_import=[onnx.helper.make_opsetid("", own)], ir_version=10)
+    try:
+        converted = version_converter.convert_version(model, version)
+    except (RuntimeError, version_converter.ConvertError):
+        return  # reference attributes are beyond the converter; the operators differ in types only
+    del proto.node[:]
+    proto.node.extend(converted.graph.node)
+
+
+def _since(operator: str, version: int) -> int:
+    """The opset in which a standard operator got the form that it has at a version."""
+    return int(defs.get_schema(operator, version, "").since_version)
 
 
 def expand(

@@ -75,6 +75,12 @@ def multiply(left: Size, right: Size) -> Size:
     return left * right
 
 
+def from_start(position: Value, size: Size) -> Value:
+    """A position counted from the start of an axis, from one of either sign."""
+    op = position.op
+    return op.Where(op.binary("Less", position, 0), op.Add(position, as_value(op, size)), position)
+
+
 def divide(size: Size, number: int) -> Size:
     """The integer quotient of a size that is not negative."""
     return size // number if isinstance(size, int) else size / size.op.ints(number)

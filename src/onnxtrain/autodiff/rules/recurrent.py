@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.placement import FIRST, count_to, size_of
+from onnxtrain.autodiff.placement import FIRST, count_to, size_of, zeros
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.activation import activation
 from onnxtrain.errors import GradientError
@@ -219,9 +219,7 @@ class Sequences:
         """One direction's part of a state [b, h]; zeros, one per item of ``like`` [t, b, n], where it is left out."""
         op = self.op
         if value is None:
-            sizes = op.Concat(op.dimension(like, 1), op.ints(self.hidden), axis=0)
-            fill = ir.tensor(np.zeros(1, dtype=self.node.x.dtype.numpy()))
-            return op.ConstantOfShape(sizes, value=fill).with_shape((None, self.hidden))
+            return zeros(op, [size_of(like, 1), self.hidden], self.node.x.dtype)
         part = op.Gather(value, op.constant(direction, np.int64), axis=1 if self.batch_first else 0)
         return part.with_shape((None, self.hidden))
 

@@ -10,10 +10,10 @@ from onnxtrain.autodiff.placement import (
     LAST,
     Size,
     add,
-    as_value,
     bounded,
     flat_positions,
     flat_scatter,
+    from_start,
     joined,
     multiply,
     pad_to,
@@ -112,7 +112,7 @@ def _clamped(op: Builder, axis: _Axis, size: Size) -> Size:
             return 0
         start = start if start > 0 else add(size, max(start, -LAST))
     else:
-        start = op.Where(op.Less(start, op.ints(0)), op.Add(start, as_value(op, size)), start)
+        start = from_start(start, size)
     return bounded(op, start, last)
 
 
