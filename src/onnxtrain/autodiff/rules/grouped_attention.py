@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.placement import LAST, count_to, size_of
+from onnxtrain.autodiff.placement import LAST, as_number, count_to, size_of
 from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN, refuse
 from onnxtrain.autodiff.rules.rotary import rotated_at
@@ -170,12 +170,12 @@ def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) 
 
 def _attended(node: Node, q: Value, k: Value, v: Value, mask: Value, sizes: _Sizes) -> Value:
     """The output [b, s, heads n] for queries [b, s, heads, n], keys and values [b, kv_heads, t, n]."""
-    op, cap, known = node.op, float(node.attribute("softcap", 0.0)), None if q.shape is None else q.shape[3]
-    scale: float = float(node.attribute("scale", 0.0))
-    if not scale and not isinstance(known, int):
-        width = op.Sqrt(op.cast(op.Squeeze(op.dimension(q, 3)), q.dtype))
-        q, scale = (q / width).with_shape(q.shape), 1.0
-    scale = scale or 1 / math.sqrt(known)  # type: ignore[arg-type]
+    op, cap, width = node.op, float(node.attribute("softcap", 0.0)), size_of(q, 3)
+    scale = float(node.attribute("scale", 0.0))
+    if isinstance(width, int):
+        scale = scale or 1 / math.sqrt(width)
+    elif not scale:
+        q, scale = (q / op.Sqrt(as_number(op, width, q.dtype))).with_shape(q.shape), 1.0
     bias = _bias(node, mask, sizes)
     rows = _grouped(q, sizes)
     if cap == 0 and not node.attribute("smooth_softmax", 0) and node.input(_SINK) is None:

@@ -1,4 +1,4 @@
-"""Attention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's own domain, in standard operators."""
+"""Attention and MultiHeadAttention of ONNX Runtime's own domain, in standard operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.placement import count_to, size_of
+from onnxtrain.autodiff.placement import as_number, count_to, size_of
 from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN, refuse
 from onnxtrain.graph import Value
@@ -121,13 +121,10 @@ def _attend(node: Node, parts: _Heads, mask: Value | None, bias: Value | None) -
     """The output [b, s, heads m] and the scores before softmax."""
     op, q = node.op, parts.query
     scores = q @ op.Transpose(parts.keys, perm=[0, 1, 3, 2])
-    scale = node.attribute("scale", 0.0)
-    if scale:
-        scores = scores * float(scale)
-    else:
-        width = op.Sqrt(op.cast(op.Reshape(op.dimension(q, 3), op.ints()), scores.dtype))
-        known = None if q.shape is None else q.shape[3]
-        scores = scores * (1 / math.sqrt(known)) if isinstance(known, int) else scores / width
+    width, scale = size_of(q, 3), float(node.attribute("scale", 0.0))
+    if isinstance(width, int):
+        scale = scale or 1 / math.sqrt(width)
+    scores = scores * scale if scale else scores / op.Sqrt(as_number(op, width, scores.dtype))
     scores = scores if bias is None else scores + bias
     if mask is not None:
         filtered = op.scalar(float(node.attribute("mask_filter_value", -10000.0)), scores)
