@@ -78,16 +78,10 @@ def scan(node: Node, *dys: Value | None) -> Gradients:
     outputs = zip(graph.outputs[count:], dys[count:], axes, directions, strict=True)
     given = [_Slice(inner, dy, axis, back) for inner, dy, axis, back in outputs if dy is not None]
     for index, value in enumerate(graph.inputs):
-        _know_type(value, node.input_required(index).ir)
+        value.type = value.type or node.input_required(index).ir.type
     states, next_states = list(graph.inputs[:count]), list(graph.outputs[:count])
     steps = _Steps(graph, states, next_states, list(dys[:count]), taken, given)
     return [gradient for part in _reversed(node, steps) for gradient in part]
-
-
-def _know_type(inner: ir.Value, outer: ir.Value) -> None:
-    """Give an untyped input of a body the type of the node's input."""
-    if inner.type is None:
-        inner.type = outer.type
 
 
 def _axes(node: Node, kind: str, count: int) -> tuple[list[int], list[int]]:
@@ -109,7 +103,7 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
     count = len(states)
     for value, initial in zip(states, node.ir.inputs[2:], strict=True):
         if initial is not None:
-            _know_type(value, initial)
+            value.type = value.type or initial.type
     for value in states:
         if isinstance(value.type, ir.OptionalType):
             raise GradientError(

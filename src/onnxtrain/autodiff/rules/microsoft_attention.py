@@ -48,7 +48,7 @@ def attention(node: Node) -> list[Value | None]:
         parts = _Heads(q, k, v)
     else:
         before = op.several("Split", past, outputs=2, axis=0, num_outputs=2)
-        k, v = (_joined(op.Squeeze(old, op.ints(0)), new) for old, new in zip(before, (k, v), strict=True))
+        k, v = (op.Concat(op.Squeeze(old, op.ints(0)), new, axis=2) for old, new in zip(before, (k, v), strict=True))
         parts = _Heads(q, k, v, op.dimension(past, 3))
     y, _ = _attend(node, parts, node.input(3), node.input(5))
     present = op.Concat(*(op.Unsqueeze(part, op.ints(0)) for part in (parts.keys, parts.values)), axis=0)
@@ -82,7 +82,8 @@ def multi_head_attention(node: Node) -> list[Value | None]:
     if before[0] is None or before[1] is None:
         parts = _Heads(q, k, v, square=square)
     else:
-        parts = _Heads(q, _joined(before[0], k), _joined(before[1], v), op.dimension(before[0], 2), square)
+        k, v = op.Concat(before[0], k, axis=2), op.Concat(before[1], v, axis=2)
+        parts = _Heads(q, k, v, op.dimension(before[0], 2), square)
     y, scores = _attend(node, parts, node.input(4), node.input(5))
     return [y, parts.keys, parts.values, scores]
 
@@ -105,10 +106,6 @@ def _unpacked(node: Node) -> tuple[Value, Value, Value]:
 
 def _same(first: int | str | None, second: int | str | None) -> bool:
     return first is not None and first == second
-
-
-def _joined(old: Value, new: Value) -> Value:
-    return new.op.Concat(old, new, axis=2)
 
 
 def _heads(value: Value, heads: int) -> Value:
