@@ -86,7 +86,7 @@ def group_query_attention(node: Node) -> list[Value | None]:
     k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in (k, v))
     if begins is not None and past[0] is not None and past[1] is not None:
         k, v = op.Concat(past[0], k, axis=2), op.Concat(past[1], v, axis=2)
-    mask = _mask(node, q, k, past[0], sizes)
+    mask = _mask(node, q, past[0], sizes)
     return [_attended(node, q, k, v, mask, sizes), k, v]
 
 
@@ -146,7 +146,7 @@ def _rotated(node: Node, part: Value, heads: int, positions: Value) -> Value:
     return y.with_shape(part.shape)
 
 
-def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) -> Value:
+def _mask(node: Node, q: Value, past: Value | None, sizes: _Sizes) -> Value:
     """True for keys that a query sees, [b or 1, 1, s, t]: up to its own position, no further back than the window."""
     op, window = node.op, int(node.attribute("local_window_size", -1))
     queries = _counted(q)
