@@ -168,6 +168,12 @@ def pad_to(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Seq
     return op.Pad(block, pads, None, op.ints(*(shift[0] for shift in shifts)))
 
 
+def reversed_along(value: Value, axis: int) -> Value:
+    """The elements of an axis in the opposite order."""
+    op = value.op
+    return op.Slice(value, op.ints(-1), op.ints(FIRST), op.ints(axis), op.ints(-1)).with_shape(value.shape)
+
+
 def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
     """Add rows [p, m, q] into zeros [p, count, q]: table[:, indices[m], :] += rows[:, m, :]; indices of either sign.
 
