@@ -233,8 +233,7 @@ def expand(
             infer_outputs(identity)
             new.append(identity)
             result = identity.outputs[0]
-        _replace_output(old, result)
-        renamed[old] = result
+        _replace_output(old, result, renamed)
     graph.remove(node, safe=True)
     return new
 
@@ -252,9 +251,8 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
     for old, result in zip(node.outputs, results, strict=False):
         if result is None:
             continue
-        named = op.Identity(result).ir  # a value of its own: the body may pass an input through
-        _replace_output(old, named)
-        renamed[old] = named
+        # A value of its own: the body may pass an input through.
+        _replace_output(old, op.Identity(result).ir, renamed)
     graph.remove(node, safe=True)
     return op.emitted
 
@@ -269,8 +267,8 @@ def _prefix(node: ir.Node) -> str:
     return f"{node.name or node.op_type}/{given}"
 
 
-def _replace_output(old: ir.Value, new: ir.Value) -> None:
-    name = old.name
+def _replace_output(old: ir.Value, new: ir.Value, renamed: dict[ir.Value, ir.Value]) -> None:
+    renamed[old], name = new, old.name
     new.type = new.type if old.type is None else old.type
     new.shape = new.shape if old.shape is None else old.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)
