@@ -456,7 +456,7 @@ class TrainingConfig:
         choose_distributed,
         factory=Distributed,
     )
-    form: Forms | None = None
+    forms: Forms | None = None
     """The kind and shape of targets by loss, as the data show them; ``None`` before any data."""
     weighted: bool = False
     """True where the data have one weight per example."""
