@@ -219,8 +219,3 @@ def _in_order(found: object) -> tuple[str, ...]:
         by_index = {str(index): label for index, label in found.items()}
         found = [by_index.get(str(index)) for index in range(len(found))]
     return tuple(found) if isinstance(found, list) and _is_list_of_texts(found) else ()
-
-
-def read_labels(model: ModelFile) -> tuple[str, ...] | None:
-    """Return the labels of a model; see `read_names`."""
-    return read_names(model).labels

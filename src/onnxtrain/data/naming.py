@@ -180,7 +180,7 @@ class Wanted:
         values = (np.stack([arrays[name] for name in chosen.of(spec)], axis=1) for spec in self.specs)
         return chosen.as_inputs(values, self.specs), targets
 
-    def of_columns(self, columns: Sequence[str], subject: str) -> Columns:
+    def of_columns(self, columns: Sequence[str], subject: str) -> ColumnChoice:
         """Find inputs and target among the columns of a table."""
         target, beside = self.target, [spec.name for spec in self.specs if spec.beside]
         specs = [spec for spec in self.specs if not spec.beside]
@@ -194,7 +194,7 @@ class Wanted:
         held = set(columns)
         missing = [spec.name for spec in specs if spec.name not in held]
         if not missing:
-            return Columns(None, target)
+            return ColumnChoice(None, target)
         if len(specs) > 1:
             raise DataError(
                 f"{subject} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}."
@@ -206,10 +206,10 @@ class Wanted:
                 f"{subject} has no column '{spec.name}', and its columns stacked have rank 2, but the input "
                 f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
             )
-        return Columns(in_order(features, spec, subject), target)
+        return ColumnChoice(in_order(features, spec, subject), target)
 
 
-class Columns(NamedTuple):
+class ColumnChoice(NamedTuple):
     """Assignment of a table's columns to inputs and target; without features, each input has its own column."""
 
     features: list[str] | None
