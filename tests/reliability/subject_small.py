@@ -104,7 +104,7 @@ class Subject:
         factors(pixels, layout)
 
     def _run(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.training.report.runs import differences, read_runs
+        from onnxtrain.training.report.record import differences, read_runs
 
         self._json(RUN, generator, case / "run.json")
         (case / "config.toml").write_bytes(_toml(generator))

@@ -20,8 +20,7 @@ from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.base import share
 from onnxtrain.data.data_names import DataNames
 from onnxtrain.data.pipeline import Prefetch, augmented
-from onnxtrain.distributed.agreement import check_ends
-from onnxtrain.distributed.communicator import Communicator, Single
+from onnxtrain.distributed.communicator import Communicator, Single, check_ends
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.errors.formatting import plural
 from onnxtrain.losses.heads import HeadMetric, no_labels_left
@@ -31,23 +30,25 @@ from onnxtrain.parameters.ties import value_reader
 from onnxtrain.training.callbacks import Callback, CallbackList, TrainingState
 from onnxtrain.training.callbacks.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.callbacks.stopping import Stopping
-from onnxtrain.training.checkpoints.fingerprint import counts_epochs, describe_loop, differences, names_to_change
 from onnxtrain.training.description import (
     JSON,
+    counts_epochs,
+    describe_loop,
     describe_masks,
     describe_model,
     describe_settings,
     describe_weights,
+    differences,
+    names_to_change,
 )
 from onnxtrain.training.executor import Executor
 from onnxtrain.training.fit_options import FitOptions
 from onnxtrain.training.report.record import VALIDATION
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.schedules.learning_rate import LearningRate
-from onnxtrain.training.state import Parameters, State
+from onnxtrain.training.state import LearningRate, Parameters, State
 
 if TYPE_CHECKING:
-    from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+    from onnxtrain.training.checkpoints import CheckpointStore
     from onnxtrain.training.inference.evaluation import Evaluator
 
 
@@ -88,7 +89,7 @@ class Checkpoints:
             )
         store = None
         if folder is not None:
-            from onnxtrain.training.checkpoints.checkpoint import CheckpointStore  # imports safetensors
+            from onnxtrain.training.checkpoints import CheckpointStore  # imports safetensors
 
             if not os.fspath(folder):
                 raise OptionError(

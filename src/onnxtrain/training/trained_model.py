@@ -42,8 +42,8 @@ from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.executor import Executor
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
-from onnxtrain.training.schedules.learning_rate import LearningRate, check_rate
-from onnxtrain.training.state import Parameters, State, split_flat
+from onnxtrain.training.schedules import check_rate
+from onnxtrain.training.state import LearningRate, Parameters, State, split_flat
 from onnxtrain.training.working_copy.training_modes import Modes
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -628,7 +628,7 @@ class TrainedModel:
         Raises:
             CheckpointError: There is none, it is damaged, or it has not the parameters of this model.
         """
-        from onnxtrain.training.checkpoints.checkpoint import read_checkpoint  # imports safetensors
+        from onnxtrain.training.checkpoints import read_checkpoint  # imports safetensors
 
         tensors, metadata = read_checkpoint(path)
         found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}

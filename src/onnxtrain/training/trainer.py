@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.inference.evaluation import Evaluator
     from onnxtrain.training.loop import Checkpoints
     from onnxtrain.training.run_folder import RunFolder
-    from onnxtrain.training.schedules.learning_rate import Schedule
+    from onnxtrain.training.schedules import Schedule
 
 
 @checks_arguments(keywords=(*ADVANCED, "parallel"))
@@ -465,7 +465,8 @@ class Trainer(TrainedModel):
 
     def _features(self, dataset: Dataset, batch_size: int, augment: Augment | None) -> Dataset:
         """Return the training data with the outputs of the frozen layers in place of the model's inputs."""
-        from onnxtrain.training.inference.cached_features import compute_features
+        from onnxtrain.training.features import compute_features
+        from onnxtrain.training.inference.evaluation import Evaluator
 
         if augment is not None:
             raise OptionError(
@@ -477,7 +478,8 @@ class Trainer(TrainedModel):
                 f"cache_features keeps the features in one process, but {self._communicator.size} train together; "
                 "leave cache_features or distributed out."
             )
-        found, text = compute_features(self.objective, self.executor.states, self.config.runtime, dataset, batch_size)
+        runner = Evaluator(self.objective, self.executor.states, self.config.runtime).runner
+        found, text = compute_features(self.objective, runner, dataset, batch_size)
         self._hints.append(Hint(text, surprising=False))
         return found
 

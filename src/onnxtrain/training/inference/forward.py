@@ -32,10 +32,8 @@ from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.objective import Objective, of_model
 from onnxtrain.training.prepare import prepare
 from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.common_inputs import mark_common_inputs
-from onnxtrain.training.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.training.working_copy.head_norms import separate_head_norms
-from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
+from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
 from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.training.working_copy.training_modes import Modes, set_inference
 from onnxtrain.training.working_copy.widening import narrow_outputs, widen
