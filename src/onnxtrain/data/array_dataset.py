@@ -96,9 +96,9 @@ class ArrayDataset(Dataset):
                 result = result._with_array(spec.name, NamedColumns(self._arrays[spec.name].array, names), spec)
         return result
 
-    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
+    def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same data with other requirements of its targets; see `Dataset.expecting`."""
-        if name not in self._arrays or target_spec is None:
+        if name not in self._arrays:
             return self
         result = self._with_array(name, self._arrays[name].array, target_spec)
         check_symbols((own.spec, own.array.shape, own.subject) for own in result._columns)

@@ -148,11 +148,11 @@ class Dataset(ABC):
         """
         return self
 
-    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
+    def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same data with targets checked against the requirements of the loss, and converted.
 
         Args:
-            target_spec: Requirements of the loss; None keeps the targets as given.
+            target_spec: Requirements of the loss.
             name: Name of the array, where it is not the only target.
 
         Raises:

@@ -94,7 +94,7 @@ class Wanted:
         if target is not None:
             if target not in arrays:
                 raise DataError(f"{subject} has no target '{target}': it holds {_names(arrays)}.")
-            return inputs, arrays[target]
+            return inputs, arrays[target] if self.need_target else None
         if not self.need_target:
             return inputs, None
         left = [name for name in arrays if name not in inputs and name not in caches]
@@ -168,7 +168,8 @@ class Wanted:
         """Find inputs and targets in a table of pandas, Polars or PyArrow; see :meth:`of_columns`."""
         keys = columns_of_table(frame, "the table")
         chosen = self.of_columns([*keys], "the table")
-        targets = None if chosen.target is None else column_of(frame, keys[chosen.target], chosen.target)
+        label = chosen.target if self.need_target else None
+        targets = None if label is None else column_of(frame, keys[label], label)
         columns = dict.fromkeys(name for spec in self.specs for name in chosen.of(spec))
         arrays = {name: column_of(frame, keys[name], name) for name in columns}
         for name in chosen.features or ():

@@ -40,7 +40,6 @@ def open_dataset(
     specs: Sequence[TensorSpec],
     *,
     target: str | None = None,
-    target_spec: TensorSpec | None = None,
     need_target: bool = True,
     validate: bool = True,
     others: Sequence[str] = (),
@@ -53,7 +52,6 @@ def open_dataset(
     if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
         source = wanted.joined(source[0], source[1], "the data")
     dataset = _examples(source, wanted) or _arrays(source, wanted) or _batches(source, wanted)
-    dataset = dataset.expecting(target_spec)
     if validate:
         dataset.validate()
     return dataset
