@@ -89,7 +89,7 @@ class Subject:
         from PIL import Image
 
         from onnxtrain.data.conversion import TensorSpec
-        from onnxtrain.data.image_form import read_preprocessor
+        from onnxtrain.data.data_names import read_preprocessor
         from onnxtrain.data.images import Layout, factors, pixels_of
 
         config = {**PREPROCESSOR, "image_processor_type": generator.choice(("ConvNext", "ViT", "CLIP", "Levit"))}
