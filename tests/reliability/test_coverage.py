@@ -30,7 +30,7 @@ FUZZED = {
         "training/checkpoints/records.py", "training/checkpoints/checkpoint.py", "training/description.py",
     ),
     "data": ("data/files.py", "data/opening.py"),
-    "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py", "adapters/architectures.py"),
+    "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py"),
     "small": (
         "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py",
         "data/preprocessor.py", "training/report/runs.py",

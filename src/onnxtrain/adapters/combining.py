@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter, Array, Entry, concatenated
-from onnxtrain.adapters.architectures import Architecture
+from onnxtrain.adapters.adapter import Adapter, Entry, checked, concatenated
+from onnxtrain.adapters.base_model import BaseModel
 from onnxtrain.adapters.checkpoint import Checkpoint
-from onnxtrain.adapters.convert import fitted
-from onnxtrain.adapters.files import SUFFIX, element_types, is_adapter_path, read_adapter, write_adapter
-from onnxtrain.adapters.full_tensors import for_peft
-from onnxtrain.adapters.manifest import describe_base
-from onnxtrain.adapters.packing import in_checkpoint
-from onnxtrain.adapters.validity import checked
+from onnxtrain.adapters.files import SUFFIX, element_types, is_adapter_path, read_adapter, write_file
+from onnxtrain.adapters.layers import Target
+from onnxtrain.adapters.peft import write_folder
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.model_file.file import ModelFile
@@ -81,41 +77,51 @@ def add_weighted(
     if not is_adapter_path(path):
         raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
     paths = [one for one, _ in given]
-    read = _read(paths, path, model)
+    base = None if model is None else BaseModel.of(ModelFile.load(model))
+    targets: dict[str, Target] = {}
+    if base is None:
+        _check_one_form([*paths, str(path)])
+        adapters = [read_adapter(one) for one in paths]
+    else:
+        matched = [base.read(one) for one in paths]
+        adapters = [found for found, _ in matched]
+        for found, own in matched:
+            targets |= zip(found.entries, own, strict=True)
+    common = _common_base(paths, adapters) if base is None else None
     terms: dict[str, list[Term]] = {}
-    for (label, weight), adapter in zip(given, read.adapters, strict=True):
+    for (label, weight), adapter in zip(given, adapters, strict=True):
         if adapter.dora:
             raise OptionError(f"{label!r} has magnitudes (DoRA), whose sum is no adapter; merge it, or leave it out.")
         for name, entry in adapter.entries.items():
             terms.setdefault(name, []).append((entry, weight))
-    settings = _settings(paths, read)
-    size = rank or max(entry.rank for adapter in read.adapters for entry in adapter.entries.values())
+    settings = replace(_settings(paths, adapters), base=common)
+    size = rank or max(entry.rank for adapter in adapters for entry in adapter.entries.values())
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused below
         entries = {name: _combined(name, each, combination, size) for name, each in terms.items()}
     largest = max(entry.rank for entry in entries.values())
     result = checked(replace(settings, entries=entries, rank=largest, alpha=float(largest)), str(path))
-    if path.suffix != SUFFIX:
-        result = read.in_checkpoint(result)
-    write_adapter(path, result, read.dtypes, {}, lambda: read.in_modules(result))
+    if base is not None:
+        base.write(path, result, [targets[name] for name in result.entries])
+    elif path.suffix != SUFFIX:
+        write_folder(path, result, result.of_modules)
+    else:
+        write_file(path, result, {name: dtype for one in paths for name, dtype in element_types(Path(one)).items()})
 
 
-@dataclass(frozen=True)
-class _Read:
-    """Adapters with the names of one model."""
-
-    adapters: Sequence[Adapter]
-    base: Mapping[str, Any] | None
-    dtypes: Mapping[str, ir.DataType]
-    checkpoint: Checkpoint
-    in_checkpoint: Callable[[Adapter], Adapter]
-    in_modules: Callable[[Adapter], Mapping[str, Array]]
+def _check_one_form(paths: Sequence[str]) -> None:
+    """Refuse adapters whose names only a model relates."""
+    if len({one.endswith(SUFFIX) for one in paths}) > 1:
+        raise OptionError(
+            "An .onnx_adapter file and a PEFT folder may name the layers differently; give the model that both belong "
+            "to (model=), or one form of all."
+        )
 
 
-def _settings(labels: Sequence[str], read: _Read) -> Adapter:
+def _settings(labels: Sequence[str], adapters: Sequence[Adapter]) -> Adapter:
     """Return an adapter without entries that has the tensors that were trained in full, and the settings, of a sum."""
-    full = {label: {**one.tensors, **one.of_modules} for label, one in zip(labels, read.adapters, strict=True)}
+    full = {label: {**one.tensors, **one.of_modules} for label, one in zip(labels, adapters, strict=True)}
     having = [label for label in labels if full[label]]
-    chosen = read.adapters[labels.index(having[0])] if having else read.adapters[0]
+    chosen = adapters[labels.index(having[0])] if having else adapters[0]
     for label in having[1:]:
         first, other = full[having[0]], full[label]
         same = {name for name in first.keys() & other.keys() if np.array_equal(first[name], other[name])}
@@ -132,12 +138,11 @@ def _settings(labels: Sequence[str], read: _Read) -> Adapter:
         {},
         chosen.rank,
         chosen.alpha,
-        dropout=read.adapters[0].dropout,
-        base=read.base,
+        dropout=adapters[0].dropout,
         tensors=chosen.tensors,
         of_modules=chosen.of_modules,
         aliases=chosen.aliases,
-        checkpoint=read.checkpoint,
+        checkpoint=_checkpoint(adapters),
     )
 
 
@@ -158,43 +163,6 @@ def _checked_terms(adapters: Sequence[tuple[str | os.PathLike[str], float]]) -> 
     return found
 
 
-def _read(paths: Sequence[str], output: Path, model: str | os.PathLike[str] | onnx.ModelProto | None) -> _Read:
-    """Read adapters with the names of one model."""
-    files = [str(path).endswith(SUFFIX) for path in (*paths, output)]
-    if model is not None:
-        file = ModelFile.load(model)
-        matched = [fitted(file, path) for path in paths]
-        layers = {
-            name: layer
-            for found, layer_parts, _ in matched
-            for name, (layer, _) in zip(found.entries, layer_parts, strict=True)
-        }
-        dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, layer in layers.items()}
-        adapters, graph = [found for found, _, _ in matched], matched[0][2]
-        base = describe_base(file, layers.values())
-        checkpoint = _checkpoint(adapters).completed(file.folder, None)
-        architecture = Architecture.of(graph[0].initializers, file.folder, checkpoint)
-        return _Read(
-            adapters,
-            base,
-            dtypes,
-            checkpoint,
-            lambda result: in_checkpoint(result, graph[1], architecture),
-            lambda result: for_peft(result, *graph, architecture, str(output)),
-        )
-    if any(files) and not all(files):
-        raise OptionError(
-            "An .onnx_adapter file and a PEFT folder may name the layers differently; give the model that both belong "
-            "to (model=), or one form of all."
-        )
-    adapters = [read_adapter(path) for path in paths]
-    dtypes = {name: dtype for path in paths if files[-1] for name, dtype in element_types(Path(path)).items()}
-    common = _common_base(paths, [adapter.base for adapter in adapters])
-    return _Read(
-        adapters, common, dtypes, _checkpoint(adapters), lambda result: result, lambda result: result.of_modules
-    )
-
-
 def _checkpoint(adapters: Sequence[Adapter]) -> Checkpoint:
     """Return the first name and the first task of a PyTorch model that adapters have."""
     found = [adapter.checkpoint for adapter in adapters]
@@ -202,9 +170,9 @@ def _checkpoint(adapters: Sequence[Adapter]) -> Checkpoint:
     return Checkpoint(name, next((one.task_type for one in found if one.task_type), ""))
 
 
-def _common_base(paths: Sequence[str], bases: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+def _common_base(paths: Sequence[str], adapters: Sequence[Adapter]) -> Mapping[str, Any] | None:
     """Return the description of the adapters' model; ``None`` where an adapter has none."""
-    known = [(path, base) for path, base in zip(paths, bases, strict=True) if base is not None]
+    known = [(path, one.base) for path, one in zip(paths, adapters, strict=True) if one.base is not None]
     weights: dict[str, Any] = {}
     for path, base in known:
         own = base.get("weights")
@@ -213,13 +181,12 @@ def _common_base(paths: Sequence[str], bases: Sequence[Mapping[str, Any] | None]
         if not same or any(weights.get(name, digest) != digest for name, digest in own.items()):
             raise ModelError(f"{path!r} and {known[0][0]!r} were made for different models, so that they have no sum.")
         weights |= own
-    return {**known[0][1], "weights": weights} if len(known) == len(bases) else None
+    return {**known[0][1], "weights": weights} if len(known) == len(adapters) else None
 
 
 def _combined(name: str, terms: Sequence[Term], combination: Combination, rank: int) -> Entry:
     """Return the weighted sum of the adapters of one layer, with the scale 1."""
-    shapes = {(entry.inputs, entry.outputs, entry.a.shape[2:] if entry.is_convolution else ()) for entry, _ in terms}
-    if len(shapes) > 1 or len({(entry.is_convolution, entry.embedding) for entry, _ in terms}) > 1:
+    if len({(entry.sizes, entry.embedding) for entry, _ in terms}) > 1:
         raise ModelError(f"The adapters have matrices of different sizes for {name!r}; give adapters of one model.")
     if combination == "linear":
         ranks = sorted({entry.rank for entry, _ in terms})

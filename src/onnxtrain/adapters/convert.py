@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter
-from onnxtrain.adapters.architectures import Architecture
-from onnxtrain.adapters.files import SUFFIX, is_adapter_path, read_adapter, write_adapter
-from onnxtrain.adapters.fitting import fit, gains
-from onnxtrain.adapters.full_tensors import for_peft
-from onnxtrain.adapters.layers import Layer, LayerPart, find_layers
-from onnxtrain.adapters.manifest import check_base, describe_base
+from onnxtrain.adapters.base_model import BaseModel
+from onnxtrain.adapters.emit import with_adapters
+from onnxtrain.adapters.files import is_adapter_path, read_adapter
+from onnxtrain.adapters.layers import find_layers
 from onnxtrain.adapters.merging import MOST_LOST, Cost, is_quantized, merged_weights
-from onnxtrain.adapters.packing import in_checkpoint
-from onnxtrain.adapters.rewriting import with_adapters
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
@@ -100,16 +94,16 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
         OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
     """
     file = ModelFile.load(model)
-    found, layer_parts, _ = fitted(file, adapter)
-    adapted = [(*layer_part, entry) for layer_part, entry in zip(layer_parts, found.entries.values(), strict=True)]
+    found, targets = BaseModel.of(file).read(adapter)
+    adapted = list(zip(targets, found.entries.values(), strict=True))
     costs: dict[str, Cost] = {}
     made = merged_weights(adapted, requantize=requantize, costs=costs)
     beside = set[str]()
     if requantize:
-        for layer in {id(layer): layer for layer, _, _ in adapted if is_quantized(layer)}.values():
-            made[str(layer.weight.name)]
+        for name in dict.fromkeys(str(target.layer.weight.name) for target in targets if is_quantized(target.layer)):
+            made[name]
         beside = {cost.layer for cost in costs.values() if cost.lost > MOST_LOST}
-        made = merged_weights([one for one in adapted if one[0].name not in beside], requantize=True)
+        made = merged_weights([item for item in adapted if item[0].layer.name not in beside], requantize=True)
     target = with_adapters(file, found.entries, beside) if beside else file
     target.save(output, made | found.tensors)
     write_names(Path(output), read_names(file, adapter))
@@ -138,18 +132,8 @@ def convert_adapter(
     path = Path(output)
     if not is_adapter_path(path):
         raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
-    file = ModelFile.load(model)
-    found, layer_parts, model_graph = fitted(file, adapter)
-    found = replace(found, checkpoint=found.checkpoint.completed(file.folder, base_model))
-    found = replace(found, base=describe_base(file, [layer for layer, _ in layer_parts]))
-    dtypes = {
-        name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, layer_parts, strict=True)
-    }
-    multiples = gains(layer_parts, found)
-    architecture = Architecture.of(model_graph[0].initializers, file.folder, found.checkpoint)
-    if path.suffix != SUFFIX:
-        found = in_checkpoint(found, model_graph[1], architecture)
-    write_adapter(path, found, dtypes, multiples, lambda: for_peft(found, *model_graph, architecture, str(path)))
+    base = BaseModel.of(ModelFile.load(model))
+    base.write(path, *base.read(adapter), base_model)
 
 
 @checks_arguments
@@ -166,7 +150,7 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
     Raises:
         ModelError: A file cannot be read, or the adapter belongs to another model.
     """
-    found = read_adapter(adapter) if model is None else fitted(ModelFile.load(model), adapter)[0]
+    found = read_adapter(adapter) if model is None else BaseModel.of(ModelFile.load(model)).read(adapter)[0]
     full = {**found.tensors, **found.of_modules}
     return {
         "kind": "DoRA" if found.dora else "LoRA",
@@ -190,12 +174,3 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
             for name, entry in found.entries.items()
         ],
     }
-
-
-def fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[LayerPart], tuple[ir.Graph, list[Layer]]]:
-    """Read an adapter and match it to a model; returns the model's graph and layers, too."""
-    model = infer_shapes(file.training_model())
-    layers = find_layers(model)
-    found, layer_parts = fit(read_adapter(path), model.graph, layers, str(path), file.folder)
-    check_base(found.base, file, [layer for layer, _ in layer_parts], str(path))
-    return found, layer_parts, (model.graph, layers)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Array
-from onnxtrain.adapters.architectures import Architecture, in_checkpoints
+from onnxtrain.adapters.checkpoint import Architecture, in_checkpoints
 from onnxtrain.adapters.layers import Layer, source
 from onnxtrain.adapters.merging import initializers_of
 from onnxtrain.adapters.peft import COUNTER, WRAPPED

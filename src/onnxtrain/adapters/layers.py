@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.adapters.architectures import in_checkpoints
-from onnxtrain.adapters.names import layer_names, matches, name_of_node
+from onnxtrain.adapters.checkpoint import in_checkpoints
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.graph.layers import form_of_node, reads_transposed
-from onnxtrain.graph.patterns import no_match
+from onnxtrain.graph.patterns import alternatives, no_match
+from onnxtrain.graph.patterns import matches as matches_glob
 from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.parameters.exporters import NameOrigin, genai, origin_of
+from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import Functions, chooses_one
 
 ALL_LINEAR = "all-linear"
@@ -111,13 +115,38 @@ class Layer:
         return self.kind == "Conv"
 
     @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Sizes of W: (inputs, outputs, *window)."""
-        return (self.inputs, self.outputs, *self.window)
+    def targets(self) -> list[Target]:
+        """The layer, or its parts if it is packed: each can have an adapter."""
+        return [Target(self, part) for part in self.parts or (None,)]
 
 
-LayerPart = tuple[Layer, Part | None]
-"""A layer, and the part of it if it is packed."""
+class Target(NamedTuple):
+    """A layer that has an adapter, or a part of a packed one."""
+
+    layer: Layer
+    part: Part | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of its adapter."""
+        return self.layer.name if self.part is None else self.part.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names; those of a packed layer also stand for its parts."""
+        return self.layer.names if self.part is None else (self.part.name, *self.layer.names)
+
+    @property
+    def outputs(self) -> int:
+        """Number of output features."""
+        return self.layer.outputs if self.part is None else self.part.size
+
+    def of_weight(self, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a view of its outputs in the layer's dense weight."""
+        if self.part is None:
+            return weight
+        outputs = slice(self.part.start, self.part.start + self.part.size)
+        return weight[outputs] if self.layer.is_convolution else weight[:, outputs]
 
 
 def find_layers(model: ir.Model) -> list[Layer]:
@@ -449,3 +478,42 @@ def refuse_magnitudes(layers: Sequence[Layer]) -> None:
                 f"DoRA trains magnitudes of columns, but {layer.name!r} is a {layer.kind}, whose weight has none; "
                 "leave it out of the targets, or go without DoRA."
             )
+
+
+def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:
+    """Return the names of a layer; the first is the name of its adapter.
+
+    Example:
+        >>> weight, x = ir.Value(name="model.layers.0.attn.q_proj.MatMul.weight"), ir.Value(name="x")
+        >>> layer_names(weight, ir.Node("", "MatMul", [x, weight], name="/model/layers.0/attn/q_proj/MatMul"))
+        ('model.layers.0.self_attn.q_proj', 'model.layers.0.attn.q_proj')
+    """
+    name = weight.name or ""
+    found = [] if origin_of(name) is NameOrigin.EXPORTER else [genai.layer_of_weight(name)]
+    found += [genai.layer_of_weight(path) for path in module_paths(weight, functions)]
+    found += [genai.layer_of_node(other) for other in node_names(weight, functions) if "/" not in other]
+    found += [own] if (own := name_of_node(node)) else []
+    found += [name] if not found else []
+    return tuple(dict.fromkeys(other for one in found for other in (in_checkpoints(one), one) if other))
+
+
+def name_of_node(node: ir.Node) -> str:
+    """Return the name of a layer by its node, "" for a node without name.
+
+    Example:
+        >>> name_of_node(ir.Node("", "MatMul", [], name="/model/lm_head/MatMul"))
+        'model.lm_head'
+    """
+    return genai.layer_of_node((node.name or "").strip("/").replace("/", "."))
+
+
+def matches(pattern: str, names: Iterable[str]) -> bool:
+    """Return whether a pattern matches one of a layer's names.
+
+    Example:
+        >>> [matches(pattern, ["a.b.q_proj"]) for pattern in ("*.{q,v}_proj", "q_proj", "proj", "a.*.k_proj")]
+        [True, True, False, False]
+    """
+    found = tuple(names)
+    ends = tuple(f".{one}" for one in alternatives(pattern))
+    return matches_glob(pattern, *found) or any(name.endswith(ends) for name in found)

@@ -10,15 +10,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Array, Entry
-from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.adapters.layers import Layer, Target
 from onnxtrain.adapters.requantizing import parameter_names, requantized
-from onnxtrain.adapters.values import columns_of, matrix, norms
+from onnxtrain.adapters.values import matrix, norms
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.model_file.large_data import MadeArrays
 
-Adapted = tuple[Layer, Part | None, Entry]
-"""A layer, the adapted part of it (``None`` for the whole layer), and the adapter."""
+Adapted = tuple[Target, Entry]
+"""A layer, or a part of one, and its adapter."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ def merged_weights(
     adapted: Sequence[Adapted], *, requantize: bool = False, costs: dict[str, Cost] | None = None
 ) -> MadeArrays:
     """Return the merged weights, each computed at its first access."""
-    layers = {id(layer.node): layer for layer, _, _ in adapted}
+    layers = {id(target.layer.node): target.layer for target, _ in adapted}
     for layer in layers.values():
         check_mergeable(layer, requantize=requantize)
     makers: dict[str, Callable[[], Array]] = {}
     for key, layer in layers.items():
-        merged = _Merged(layer, [(part, entry) for other, part, entry in adapted if id(other.node) == key], costs)
+        merged = _Merged(layer, [item for item in adapted if id(item[0].layer.node) == key], costs)
         makers |= {name: partial(merged.take, name) for name in merged.names()}
     return MadeArrays(makers)
 
@@ -65,8 +65,8 @@ def merged_weights(
 class _Merged:
     """The initializers of a layer with its adapters merged into them, which are computed when the first is taken."""
 
-    def __init__(self, layer: Layer, parts: Sequence[tuple[Part | None, Entry]], costs: dict[str, Cost] | None) -> None:
-        self._layer, self._parts, self._costs = layer, parts, costs
+    def __init__(self, layer: Layer, adapted: Sequence[Adapted], costs: dict[str, Cost] | None) -> None:
+        self._layer, self._adapted, self._costs = layer, adapted, costs
         self._made: dict[str, Array] = {}
 
     def names(self) -> list[str]:
@@ -96,8 +96,8 @@ class _Merged:
         before = matrix(layer)
         after = np.array(before, np.promote_types(before.dtype, np.float32), order="C")
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # non-finite values are refused below
-            for part, entry in self._parts:
-                _add(layer, part, entry, after)
+            for target, entry in self._adapted:
+                _add(target, entry, after)
             made, error = _stored(layer, after)
         overflowing = [one for one, array in made.items() if _overflows(array, before)]
         if overflowing or (is_quantized(layer) and _overflows(after, before)):
@@ -119,16 +119,15 @@ def _overflows(array: Array, before: Array) -> bool:
     return not np.isfinite(wide).all() and bool(np.isfinite(before.astype(np.float64)).all())
 
 
-def _add(layer: Layer, part: Part | None, entry: Entry, weight: Array) -> None:
-    """Add the adapter of a layer, or of a part of it, to its weight, in place."""
-    own = columns_of(layer, part, weight)
-    delta = entry.delta()
+def _add(target: Target, entry: Entry, weight: Array) -> None:
+    """Add an adapter to the weight of its layer, in place."""
+    layer, own, delta = target.layer, target.of_weight(weight), entry.delta()
     alpha = layer.node.attributes.get("alpha")  # of Gemm: y = alpha x W
     if alpha is not None and not layer.is_convolution:
         delta = delta / delta.dtype.type(alpha.as_float())
     own += delta
     if entry.magnitude is not None:
-        gain = entry.magnitude / norms(layer, entry, part)
+        gain = entry.magnitude / norms(target, entry)
         own *= gain.reshape(-1, *(1,) * (weight.ndim - 1)) if layer.is_convolution else gain
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Array, Entry
-from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.adapters.layers import Layer, Target
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.layers import reads_transposed
 
@@ -31,30 +31,17 @@ LEAST_NORM: Final = 1e-12
 """The norm of a column of zeros; its square is a normal number in float32."""
 
 
-def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
-    """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given."""
-    weight = columns_of(layer, part, matrix(layer)).astype(np.float64)
+def norms(target: Target, entry: Entry | None = None) -> Array:
+    """Compute the column norms of a target's weight [outputs] in float64, with an adapter added if one is given."""
+    weight = target.of_weight(matrix(target.layer)).astype(np.float64)
     if entry is not None:
         weight = weight + entry.delta()
-    flat = weight.reshape(len(weight), -1).T if layer.is_convolution else weight
+    flat = weight.reshape(len(weight), -1).T if target.layer.is_convolution else weight
     return np.asarray(np.maximum(np.sqrt(np.einsum("ij,ij->j", flat, flat)), LEAST_NORM))
 
 
-def columns_of(layer: Layer, part: Part | None, weight: Array) -> Array:
-    """Return a view of the outputs that belong to a part of a layer's dense weight, or the whole weight."""
-    if part is None:
-        return weight
-    outputs = slice(part.start, part.start + part.size)
-    return weight[outputs] if layer.is_convolution else weight[:, outputs]
-
-
 def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
-    """Evaluate a view of an initializer in float32 or wider.
-
-    Args:
-        value: The view.
-        initializer: Replaces the initializer's value.
-    """
+    """Evaluate a view of an initializer in float32 or wider; ``initializer`` replaces the initializer's value."""
     node = value.producer()
     if node is None:
         assert value.const_value is not None
