@@ -57,7 +57,6 @@ ORDER = (
     "training/working_copy/",
     "losses/",
     "training/advice/hints.py",
-    "editing/gradient.py",
     "editing/derivatives.py",
     "training/advice/",
     "training/import_states.py",

@@ -13,7 +13,7 @@ import onnxtrain
 from adapters.test_quantized_bases import BASES, data, few_bits, trainer
 from onnxtrain import Lora
 from onnxtrain.adapters import merge_adapter
-from onnxtrain.adapters.requantizing import Grid
+from onnxtrain.adapters.merging import Grid
 from onnxtrain.errors import OptionError
 
 

@@ -115,6 +115,16 @@ class Layer:
         return self.kind == "Conv"
 
     @property
+    def views(self) -> list[ir.Value]:
+        """The values from the one that the node reads as its weight to the initializer that holds W."""
+        found, value = list[ir.Value](), self.node.inputs[0 if self.is_embedding else 1]
+        while value is not None:
+            found.append(value)
+            producer = value.producer()
+            value = None if producer is None else producer.inputs[0]
+        return found
+
+    @property
     def targets(self) -> list[Target]:
         """The layer, or its parts if it is packed: each can have an adapter."""
         return [Target(self, part) for part in self.parts or (None,)]
@@ -289,13 +299,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 def _readers(layer: Layer) -> int:
     """Return the largest number of readers among a layer's weight and the views between it and the layer."""
-    value = layer.weight if layer.kind == "MatMulNBits" else layer.node.inputs[0 if layer.is_embedding else 1]
-    most = 1
-    while value is not None:
-        most = max(most, len(value.uses()) + value.is_graph_output())
-        producer = value.producer()
-        value = None if producer is None else producer.inputs[0]
-    return most
+    return max(1, *(len(value.uses()) + value.is_graph_output() for value in layer.views))
 
 
 def source(value: ir.Value | None) -> ir.Value | None:
@@ -315,12 +319,9 @@ def _sizes(value: ir.Value | None) -> tuple[int, ...] | None:
     return tuple(int(size) for size in shape if isinstance(size, int))
 
 
-def _integer(node: ir.Node, name: str, default: int) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else default
-
-
-def _bits(weight: ir.Value) -> int:
-    return 32 if weight.dtype is None else weight.dtype.bitwidth
+def _matrix(value: ir.Value | None) -> tuple[int, ...] | None:
+    sizes = _sizes(value)
+    return sizes if sizes is not None and len(sizes) == 2 else None
 
 
 def _behind_bias(product: ir.Value, outputs: int) -> ir.Value:
@@ -336,68 +337,66 @@ def _behind_bias(product: ir.Value, outputs: int) -> ir.Value:
     return readers[0].outputs[0] if bias is not None and _sizes(bias) == (outputs,) else product
 
 
-def _product(node: ir.Node, functions: Functions) -> Layer | None:
-    x, w = node.inputs[0], node.inputs[1]
-    weight, shape = source(w), _sizes(w)
-    if x is None or weight is None or shape is None or len(shape) != 2 or source(x) is not None:
+def _layer(
+    node: ir.Node,
+    functions: Functions,
+    x: ir.Value | None,
+    view: ir.Value | None,
+    sizes: Sequence[int] | None,
+    *,
+    product: ir.Value | None = None,
+    bits: int | None = None,
+    biased: bool = True,
+    packed: bool = True,
+) -> Layer | None:
+    """Return the layer of a node: its input, what it reads as its weight, and sizes (inputs, outputs, *window)."""
+    weight, product = source(view), product or node.outputs[0]
+    if x is None or weight is None or sizes is None:
         return None
-    if not is_float(node.outputs[0]):
-        return None
-    inputs, outputs = shape[::-1] if reads_transposed(node) else shape
-    y = _behind_bias(node.outputs[0], outputs)
+    inputs, outputs, *window = sizes
+    bits = bits or (32 if weight.dtype is None else weight.dtype.bitwidth)
+    y = _behind_bias(product, outputs) if biased else product
     names = layer_names(weight, node, functions)
-    return Layer(
-        node.op_type, node, x, y, node.outputs[0], weight, names, inputs, outputs, bits=_bits(weight),
-        parts=_parts(names[0], y, outputs),
-    )  # fmt: skip
+    parts = _parts(names[0], y, outputs) if packed else ()
+    return Layer(node.op_type, node, x, y, product, weight, names, inputs, outputs, tuple(window), bits, parts)
 
 
-def _gemm(node: ir.Node, functions: Functions) -> Layer | None:
-    return None if form_of_node(node) is None else _product(node, functions)
+def _matmul(node: ir.Node, functions: Functions) -> Layer | None:
+    x, view = node.inputs[:2]
+    if form_of_node(node) is None or source(x) is not None or not is_float(node.outputs[0]):
+        return None
+    sizes = _matrix(view)
+    return _layer(node, functions, x, view, sizes[::-1] if sizes is not None and reads_transposed(node) else sizes)
 
 
 def _convolution(node: ir.Node, functions: Functions) -> Layer | None:
-    x, w = node.inputs[0], node.inputs[1]
-    weight, shape = source(w), _sizes(w)
-    if x is None or weight is None or shape is None or _integer(node, "group", 1) != 1 or not is_float(node.outputs[0]):
+    x, view = node.inputs[:2]
+    sizes = _sizes(view)
+    if sizes is None or node.attributes.get_int("group", 1) != 1 or not is_float(node.outputs[0]):
         return None
-    y = node.outputs[0]
-    names = layer_names(weight, node, functions)
-    return Layer("Conv", node, x, y, y, weight, names, shape[1], shape[0], shape[2:], _bits(weight))
+    return _layer(node, functions, x, view, (sizes[1], sizes[0], *sizes[2:]), biased=False, packed=False)
 
 
 def _embedding(node: ir.Node, functions: Functions) -> Layer | None:
-    table, indices = node.inputs[0], node.inputs[1]
-    weight, shape = source(table), _sizes(table)
-    if indices is None or weight is None or shape is None or len(shape) != 2 or not is_float(node.outputs[0]):
+    view, indices = node.inputs[:2]
+    if node.attributes.get_int("axis", 0) != 0 or not is_float(node.outputs[0]) or chooses_one(node):
         return None
-    if _integer(node, "axis", 0) != 0 or chooses_one(node):
-        return None
-    y = node.outputs[0]
-    names = layer_names(weight, node, functions)
-    return Layer("Gather", node, indices, y, y, weight, names, shape[0], shape[1], bits=_bits(weight))
+    return _layer(node, functions, indices, view, _matrix(view), biased=False, packed=False)
 
 
 def _of_bits(node: ir.Node, functions: Functions) -> Layer | None:
     """Match MatMulNBits, whose weight is block-quantized to low bits."""
-    x, weight = node.inputs[0], node.inputs[1]
-    if x is None or weight is None or not weight.is_initializer() or (len(node.inputs) > 4 and node.inputs[4]):
+    x, weight = node.inputs[:2]
+    if weight is None or not weight.is_initializer() or (len(node.inputs) > 4 and node.inputs[4]):
         return None
-    inputs, outputs = node.attributes["K"].as_int(), node.attributes["N"].as_int()
-    y = _behind_bias(node.outputs[0], outputs)
-    names = layer_names(weight, node, functions)
-    return Layer(
-        "MatMulNBits", node, x, y, node.outputs[0], weight, names, inputs, outputs, bits=_integer(node, "bits", 4),
-        parts=_parts(names[0], y, outputs),
-    )  # fmt: skip
+    sizes = node.attributes["K"].as_int(), node.attributes["N"].as_int()
+    return _layer(node, functions, x, weight, sizes, bits=node.attributes.get_int("bits", 4))
 
 
 def _dynamic(node: ir.Node, functions: Functions) -> Layer | None:
     """Match DynamicQuantizeLinear, MatMulInteger, Cast, and the Mul by the scales."""
-    quantized, weight = node.inputs[0], source(node.inputs[1])
-    giver = None if quantized is None else quantized.producer()
-    shape = _sizes(node.inputs[1])
-    if giver is None or giver.op_type != "DynamicQuantizeLinear" or weight is None or shape is None or len(shape) != 2:
+    giver = None if node.inputs[0] is None else node.inputs[0].producer()
+    if giver is None or giver.op_type != "DynamicQuantizeLinear":
         return None
     value = node.outputs[0]
     for operator in ("Cast", "Mul"):
@@ -405,31 +404,25 @@ def _dynamic(node: ir.Node, functions: Functions) -> Layer | None:
         if len(readers) != 1 or readers[0].op_type != operator:
             return None
         value = readers[0].outputs[0]
-    x = giver.inputs[0]
-    if x is None or not is_float(value):
+    view = node.inputs[1]
+    if not is_float(value):
         return None
-    names = layer_names(weight, node, functions)
-    y = _behind_bias(value, shape[1])
-    return Layer("MatMulInteger", node, x, y, value, weight, names, shape[0], shape[1], bits=_bits(weight))
+    return _layer(node, functions, giver.inputs[0], view, _matrix(view), product=value, packed=False)
 
 
 def _dynamic_fused(node: ir.Node, functions: Functions) -> Layer | None:
     """Match DynamicQuantizeMatMul, the fused form of :func:`_dynamic`."""
-    x, weight, shape = node.inputs[0], source(node.inputs[1]), _sizes(node.inputs[1])
-    if x is None or weight is None or shape is None or len(shape) != 2:
-        return None
-    y = node.outputs[0]
-    names = layer_names(weight, node, functions)
-    return Layer("DynamicQuantizeMatMul", node, x, y, y, weight, names, shape[0], shape[1], bits=_bits(weight))
+    x, view = node.inputs[:2]
+    return _layer(node, functions, x, view, _matrix(view), biased=False, packed=False)
 
 
 _KINDS: dict[tuple[str, str], Callable[[ir.Node, Functions], Layer | None]] = {
-    ("", "MatMul"): _product,
-    ("", "Gemm"): _gemm,
+    ("", "MatMul"): _matmul,
+    ("", "Gemm"): _matmul,
     ("", "Conv"): _convolution,
     ("", "Gather"): _embedding,
     ("", "MatMulInteger"): _dynamic,
-    (MICROSOFT_DOMAIN, "FusedMatMul"): _gemm,
+    (MICROSOFT_DOMAIN, "FusedMatMul"): _matmul,
     (MICROSOFT_DOMAIN, "MatMulNBits"): _of_bits,
     (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): _dynamic_fused,
 }
@@ -455,10 +448,11 @@ def _packed_sizes(y: ir.Value, outputs: int, count: int) -> list[int] | None:
     for reader, index in y.uses():
         heads = reader.attributes.get("num_heads")
         if reader.op_type == "GroupQueryAttention" and index == 0 and heads is not None:
-            queries, keys = heads.as_int(), _integer(reader, "kv_num_heads", heads.as_int())
+            queries, keys = heads.as_int(), reader.attributes.get_int("kv_num_heads", heads.as_int())
             head = outputs // (queries + 2 * keys)
             return [queries * head, keys * head, keys * head]
-        if reader.op_type == "Split" and len(reader.outputs) == count and _integer(reader, "axis", 0) in (-1, _last(y)):
+        axis = reader.attributes.get_int("axis", 0)
+        if reader.op_type == "Split" and len(reader.outputs) == count and axis in (-1, _last(y)):
             sizes = [shape[-1] for value in reader.outputs if (shape := dimensions(value)) is not None and shape]
             known = [size for size in sizes if isinstance(size, int)]
             if len(known) == count and sum(known) == outputs:

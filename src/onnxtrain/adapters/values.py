@@ -21,9 +21,7 @@ def matrix(layer: Layer) -> Array:
         return of_bits(layer.node)
     if layer.kind in ("MatMulInteger", "DynamicQuantizeMatMul"):
         raise OptionError(f"The weight of {layer.name!r} is quantized together with what it multiplies ({layer.kind}).")
-    value = layer.node.inputs[0 if layer.is_embedding else 1]
-    assert value is not None
-    found = evaluate(value)
+    found = evaluate(layer.views[0])
     return found.T if reads_transposed(layer.node) else found
 
 
@@ -53,7 +51,7 @@ def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
     assert first is not None
     array = evaluate(first, initializer)
     if node.op_type == "Transpose":
-        return array.transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
+        return array.transpose(node.attributes.get_ints("perm"))
     return dequantized(node, array) if node.op_type == "DequantizeLinear" else array
 
 
@@ -70,13 +68,17 @@ def spread(node: ir.Node, input_index: int, array: Array) -> Array | None:
     if value is None:
         return None
     given = evaluate(value).astype(np.float32)
-    axis = (node.attributes["axis"].as_int() if "axis" in node.attributes else 1) % max(array.ndim, 1)
-    block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
+    axis, block = axis_and_block(node, array.ndim)
     if block:
         return np.repeat(given, block, axis=axis)[tuple(slice(size) for size in array.shape)]
     if given.size == 1:
         return given.reshape(())
     return given.reshape([-1 if index == axis else 1 for index in range(array.ndim)])
+
+
+def axis_and_block(node: ir.Node, rank: int) -> tuple[int, int]:
+    """Return the axis of the scales of a DequantizeLinear node, and the size of a block along it, 0 without blocks."""
+    return node.attributes.get_int("axis", 1) % max(rank, 1), node.attributes.get_int("block_size", 0)
 
 
 def of_bits(node: ir.Node) -> Array:
@@ -93,8 +95,8 @@ def of_bits(node: ir.Node) -> Array:
 
 def bit_sizes(node: ir.Node) -> tuple[int, int, int, int]:
     """Return the inputs, outputs, block size and bits of a MatMulNBits node."""
-    bits = node.attributes["bits"].as_int() if "bits" in node.attributes else 4
-    return *(node.attributes[name].as_int() for name in ("K", "N", "block_size")), bits  # type: ignore[return-value]
+    rows, columns, block = (node.attributes[name].as_int() for name in ("K", "N", "block_size"))
+    return rows, columns, block, node.attributes.get_int("bits", 4)
 
 
 def bit_scales(node: ir.Node) -> tuple[Array, Array]:

@@ -24,6 +24,7 @@ from onnxtrain.model_file.external import (
     DataTensor,
     ExternalData,
     data_bytes,
+    drop_location,
     external_tensors,
     raw_array,
     with_external_data,
@@ -267,8 +268,7 @@ class ModelFile:
         proto = self.whole(without=without)
         for tensor in proto.graph.initializer:
             if tensor.name in without:
-                tensor.ClearField("external_data")
-                tensor.ClearField("data_location")
+                drop_location(tensor)
         return with_external_data(proto, self.folder, self._bytes_of)
 
     def filled(self, values: Mapping[str, npt.NDArray[np.generic]]) -> ModelProto:

@@ -1,6 +1,7 @@
 """Write a model and its data files so that whoever opens it finds the old weights or the new ones, never a mix.
 
 Data files are written under new names. The rename of the model file then switches from the old weights to the new.
+Trained weights that cannot be saved to the requested path are kept.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from onnx import TensorProto, helper
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.embedded_weights import EmbeddedWeight
 from onnxtrain.model_file.external import DataFiles, ExternalData
+from onnxtrain.model_file.large_data import Stamp, stamp_of
 from onnxtrain.model_file.protobuf_wire import Path as FieldPath
 from onnxtrain.model_file.protobuf_wire import Template, raw_bytes
-from onnxtrain.model_file.writing import AtomicFiles, folder_lock, resolve_output, uninterrupted
+from onnxtrain.model_file.writing import ELSEWHERE, AtomicFiles, folder_lock, resolve_output, uninterrupted
 
 _PATIENCE = 10.0
 """Seconds to wait for another save in the same folder; then both go on, since a trained model must not be lost."""
@@ -66,15 +68,8 @@ class DataFile(NamedTuple):
     is_whole: bool
 
 
-_Stamp = tuple[int, int, int, int]
-
-_written: set[_Stamp] = set()
-"""Data files that this process wrote: device, inode, modification time, size."""
-
-
-def _stamp(path: Path) -> _Stamp:
-    status = os.lstat(path)
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+_written: set[Stamp] = set()
+"""Data files that this process wrote."""
 
 
 def save_model(
@@ -121,7 +116,7 @@ def save_model(
             for chunk in render(moved):
                 file.write(chunk)
         with contextlib.suppress(OSError, ValueError), uninterrupted():
-            _written.update(map(_stamp, new))
+            _written.update(stamp_of(os.lstat(file)) for file in new)
             if locked:
                 used = [*keep, *(folder / location for location in moved.values())]
                 _remove_outdated(target, replaced, {os.path.realpath(path) for path in used})
@@ -237,7 +232,7 @@ def _remove_outdated(target: Path, locations: Iterable[str], keep: Container[str
         status = os.lstat(path) if os.path.lexists(path) else None
         if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or real in keep:
             continue
-        ours = _unnumbered(target, location) is not None or _stamp(path) in _written
+        ours = _unnumbered(target, location) is not None or stamp_of(status) in _written
         if ours and Path(real).is_relative_to(os.path.realpath(target.parent)):
             path.unlink(missing_ok=True)
 
@@ -405,3 +400,98 @@ def check_shared(external: Mapping[str, ExternalData], values: Arrays) -> None:
 
 def _are_equal(one: npt.NDArray[np.generic] | None, other: npt.NDArray[np.generic] | None) -> bool:
     return one is not None and other is not None and one.tobytes() == other.tobytes()
+
+
+_LONGEST_RESCUED = 200
+"""Maximum bytes of a name, with room for a suffix."""
+
+
+def writable_folder() -> Path | None:
+    """Return the first writable folder of: current folder, home folder, folder for temporary files."""
+    import tempfile  # a slow import that is needed after errors only
+
+    finders: tuple[Callable[[], Path], ...] = (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir()))
+    for find in finders:
+        try:
+            folder = find()
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"0")
+            return folder
+        except (OSError, RuntimeError):
+            continue
+    return None
+
+
+@contextlib.contextmanager
+def kept_in_memory(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Add to the error of a failed save that the trainer keeps its weights, and a path that can be written."""
+    try:
+        yield
+    except ModelError as error:
+        sentence, folder = str(error), writable_folder()
+        if "cannot be written" not in sentence or folder is None:
+            raise
+        raise ModelError(
+            f"{_without_advice(sentence)}; the trainer keeps its weights: save them to another path, such as "
+            f"{str(folder / _rescued_name(path))!r}."
+        ) from error
+
+
+def current_folder() -> Path:
+    """Return the current folder, or the one for temporary files where it is gone."""
+    try:
+        return Path.cwd()
+    except OSError:
+        import tempfile
+
+        return Path(tempfile.gettempdir())
+
+
+def reached_from(start: Path, path: str | os.PathLike[str]) -> Path:
+    """Return a path, or its place in the folder that was the current one, if that is gone."""
+    try:
+        os.getcwd()
+    except OSError:
+        return start / path
+    return Path(path)
+
+
+def save_or_rescue(save: Callable[[Path], None], path: str | os.PathLike[str], start: Path) -> None:
+    """Save the result of a training, in a folder that was there; if it cannot be written, save it to another path."""
+    path = reached_from(start, path)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save(path)
+    except (ModelError, OSError) as error:
+        import tempfile
+
+        folders = dict.fromkeys([(start / path).parent, writable_folder(), Path(tempfile.gettempdir())])
+        for folder in filter(None, folders):
+            other = _free_path(folder, _rescued_name(path))
+            try:
+                save(other)
+            except (ModelError, OSError):
+                continue
+            found = str(error) if isinstance(error, ModelError) else f"{os.fspath(path)!r}: {error.strerror or error}"
+            raise ModelError(f"{_without_advice(found)}; the trained weights are in {str(other)!r}.") from error
+        raise
+
+
+def _rescued_name(path: str | os.PathLike[str]) -> str:
+    name = Path(path).name or "model.onnx"
+    while len(os.fsencode(name)) > _LONGEST_RESCUED:
+        name = name[1:]
+    return f"unsaved-{name}"
+
+
+def _free_path(folder: Path, name: str) -> Path:
+    """Return a path that does not exist."""
+    number, found = 1, folder / name
+    while os.path.lexists(found):
+        number, found = number + 1, folder / f"{number}-{name}"
+    return found
+
+
+def _without_advice(sentence: str) -> str:
+    return sentence.removesuffix(".").removesuffix(f"; {ELSEWHERE}").partition("; the trainer keeps its weights")[0]

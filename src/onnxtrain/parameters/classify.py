@@ -506,8 +506,7 @@ def _is_filled_state(array: np.ndarray, readers: Sequence[Reader]) -> bool:
 
 def _is_one_state(array: np.ndarray, node: ir.Node) -> bool:
     """Return whether all examples of a batch share an initial state."""
-    layout = node.attributes["layout"].as_int() if "layout" in node.attributes else 0
-    return array.ndim == 3 and array.shape[0 if layout else 1] == 1
+    return array.ndim == 3 and array.shape[0 if node.attributes.get_int("layout", 0) else 1] == 1
 
 
 def _meets_softmax(reader: Reader) -> bool:

@@ -20,9 +20,8 @@ from onnxtrain.lowering.training_info.check import check_training_model
 from onnxtrain.lowering.training_info.read import bindings, read_training_model, state_tensors
 from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.external import check_external_data, set_folder, with_external_data
-from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.states import StateBuffers, new_states
 from onnxtrain.runtime.step import StepSession, create_session
 
 

@@ -19,7 +19,7 @@ from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.metrics.outcome import Outcome, outcome
-from onnxtrain.model_file.rescue import current_folder, reached_from
+from onnxtrain.model_file.saving import current_folder, reached_from
 from onnxtrain.model_file.writing import AtomicFiles, check_writable, only_warns
 from onnxtrain.operators import Momentum
 from onnxtrain.training.callbacks import Callback, History, TrainingState
