@@ -78,7 +78,7 @@ class BaseModel:
                 raise ModelError(f"{label!r} has two adapters for {own!r}; remove one of them.")
             found[own] = replace(entry, alias=entry.alias or (name if name != own else "")), match
         order = {id(layer.node): index for index, layer in enumerate(self.layers)}
-        ordered = sorted(found.values(), key=lambda item: (order[id(item[1].layer.node)], _start(item[1])))
+        ordered = sorted(found.values(), key=lambda item: (order[id(item[1].layer.node)], item[1].start))
         entries = {target.name: _with_magnitude(entry, target) for entry, target in ordered}
         targets = [target for _, target in ordered]
         self._check(adapter.base, targets, label)
@@ -93,7 +93,8 @@ class BaseModel:
     ) -> None:
         """Write an adapter of some targets: an ``.onnx_adapter`` file, in their layers' types, or a PEFT folder."""
         checkpoint = adapter.checkpoint.completed(self.file.folder, base_model)
-        adapter = replace(adapter, checkpoint=checkpoint, base=self._description(targets))
+        base = {"graph": describe_graph(self.file), "weights": self._weights(targets)}
+        adapter = replace(adapter, checkpoint=checkpoint, base=base)
         if path.suffix != SUFFIX:
             adapter = _in_checkpoint(adapter, self.layers, self._architecture(checkpoint))
             write_folder(path, adapter, self.in_modules(adapter, str(path)))
@@ -124,11 +125,8 @@ class BaseModel:
             f"{label!r} has an adapter for {name!r}, but the model has no such layer; its layers: {shown or 'none'}."
         )
 
-    def _description(self, targets: Iterable[Target]) -> dict[str, Any]:
-        """Hash the model's graph and the weights of some targets."""
-        return {"graph": describe_graph(self.file), "weights": self._weights(targets)}
-
     def _weights(self, targets: Iterable[Target]) -> dict[str, str]:
+        """Hash the weights of some targets."""
         found = {}
         for name in dict.fromkeys(str(target.layer.weight.name) for target in targets):
             content = Fingerprint()
@@ -147,10 +145,6 @@ class BaseModel:
         for name, digest in self._weights(targets).items():
             if not isinstance(known, Mapping) or known.get(name) != digest:
                 raise ModelError(f"{label!r} was made for another model: the weight {name!r} differs; {advice}.")
-
-
-def _start(target: Target) -> int:
-    return 0 if target.part is None else target.part.start
 
 
 def _match(by_name: Mapping[str, list[Target]], name: str) -> Target | None:

@@ -101,6 +101,7 @@ class Emitter:
     def _product(self, op: Builder, layer: Layer, dtype: ir.DataType) -> Value:
         """Emit x W without the bias."""
         product = op.wrap(layer.product)
+        shape = product.shape
         index = _INNER_BIAS.get(layer.kind)
         bias = layer.node.inputs[index] if index is not None and index < len(layer.node.inputs) else None
         if bias is not None:
@@ -109,7 +110,7 @@ class Emitter:
             if beta is not None:
                 added = added * beta.as_float()
             product = product - (_over_window(op, layer, added) if layer.is_convolution else added)
-        return op.cast(product, dtype).with_shape(layer_shape(layer))
+        return op.cast(product, dtype).with_shape(shape)
 
     def _gain(self, op: Builder, layer: Layer, pairs: Sequence[Pair]) -> Value:
         gains = {pair.part: pair.gain for pair in pairs if pair.gain is not None}
@@ -162,12 +163,6 @@ def _times_weight(op: Builder, layer: Layer, rows: Value) -> Value:
         return op.cast(made.with_shape((rows.shape[0] if rows.shape else None, layer.outputs)), rows.dtype)
     factor = op.cast(op.wrap(weight), rows.dtype)
     return op.Gemm(rows, factor, **orientation()) if reads_transposed(layer.node) else rows @ factor
-
-
-def layer_shape(layer: Layer) -> tuple[int | str | None, ...] | None:
-    """Return the shape of a layer's x W."""
-    shape = layer.product.shape
-    return None if shape is None else tuple(size if isinstance(size, int) else size.value for size in shape)
 
 
 def _scaled(pair: Pair) -> Value:

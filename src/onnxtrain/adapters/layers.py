@@ -147,15 +147,18 @@ class Target(NamedTuple):
         return self.layer.names if self.part is None else (self.part.name, *self.layer.names)
 
     @property
+    def start(self) -> int:
+        """The first of its output features in the layer."""
+        return 0 if self.part is None else self.part.start
+
+    @property
     def outputs(self) -> int:
         """Number of output features."""
         return self.layer.outputs if self.part is None else self.part.size
 
     def of_weight(self, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a view of its outputs in the layer's dense weight."""
-        if self.part is None:
-            return weight
-        outputs = slice(self.part.start, self.part.start + self.part.size)
+        outputs = slice(self.start, self.start + self.outputs)
         return weight[outputs] if self.layer.is_convolution else weight[:, outputs]
 
 
@@ -166,7 +169,8 @@ def find_layers(model: ir.Model) -> list[Layer]:
         kind = _KINDS.get((node.domain, node.op_type))
         layer = None if kind is None else kind(node, model.functions)
         if layer is not None:
-            found.append(replace(layer, readers=_readers(layer)))
+            read = (len(value.uses()) + value.is_graph_output() for value in layer.views)
+            found.append(replace(layer, readers=max(1, *read)))
     return _with_own_names(found)
 
 
@@ -295,11 +299,6 @@ def _gives(layer: Layer, output: ir.Value | None) -> bool:
 def _is_constant(value: ir.Value | None) -> bool:
     node = None if value is None else value.producer()
     return source(value) is not None or (node is not None and node.op_type == "Constant")
-
-
-def _readers(layer: Layer) -> int:
-    """Return the largest number of readers among a layer's weight and the views between it and the layer."""
-    return max(1, *(len(value.uses()) + value.is_graph_output() for value in layer.views))
 
 
 def source(value: ir.Value | None) -> ir.Value | None:
@@ -451,17 +450,14 @@ def _packed_sizes(y: ir.Value, outputs: int, count: int) -> list[int] | None:
             queries, keys = heads.as_int(), reader.attributes.get_int("kv_num_heads", heads.as_int())
             head = outputs // (queries + 2 * keys)
             return [queries * head, keys * head, keys * head]
-        axis = reader.attributes.get_int("axis", 0)
-        if reader.op_type == "Split" and len(reader.outputs) == count and axis in (-1, _last(y)):
+        last = -1 if y.shape is None else len(y.shape) - 1
+        splits = reader.op_type == "Split" and len(reader.outputs) == count
+        if splits and reader.attributes.get_int("axis", 0) in (-1, last):
             sizes = [shape[-1] for value in reader.outputs if (shape := dimensions(value)) is not None and shape]
             known = [size for size in sizes if isinstance(size, int)]
             if len(known) == count and sum(known) == outputs:
                 return known
     return None
-
-
-def _last(value: ir.Value) -> int:
-    return -1 if value.shape is None else len(value.shape) - 1
 
 
 def refuse_magnitudes(layers: Sequence[Layer]) -> None:

@@ -126,22 +126,16 @@ def check_bodies(label: str, proto: ModelProto) -> None:
     """Check the bodies of If, Loop and Scan against their nodes; ONNX's checker looks at each alone."""
     for holder in (proto.graph, *proto.functions):
         for node in all_nodes(holder):
-            wrong = _misfit(node) if _is_control_flow(node) else None
+            if not is_default_domain(node.domain) or node.op_type not in _MISFITS:
+                continue
+            given = {attribute.name for attribute in node.attribute}
+            missing = [name for name in _REQUIRED[node.op_type] if name not in given]  # the checker skips functions
+            lacks = f"which has no attribute {missing[0]!r}" if missing else None
+            wrong = lacks or next(_MISFITS[node.op_type](node), None)
             if wrong is not None:
                 named = f"{node.op_type} node {node.name!r}" if node.name else f"{node.op_type} node"
-                given = f" (output {node.output[0]!r})" if node.output else ""
-                raise ModelError(f"{label} has the {named}{given}, {wrong}; export it again.")
-
-
-def _is_control_flow(node: NodeProto) -> bool:
-    return is_default_domain(node.domain) and node.op_type in _MISFITS
-
-
-def _misfit(node: NodeProto) -> str | None:
-    """Return the first mismatch of a node as a relative clause, or None."""
-    given = {attribute.name for attribute in node.attribute}
-    missing = [name for name in _REQUIRED[node.op_type] if name not in given]  # the checker skips functions
-    return f"which has no attribute {missing[0]!r}" if missing else next(_MISFITS[node.op_type](node), None)
+                output = f" (output {node.output[0]!r})" if node.output else ""
+                raise ModelError(f"{label} has the {named}{output}, {wrong}; export it again.")
 
 
 def _body_of(node: NodeProto, name: str) -> GraphProto:
@@ -380,16 +374,13 @@ def _check_external(
             try:
                 found = locate(tensor, folder, moved)
             except ModelError as error:
-                raise ModelError(f"{label} cannot be used: {_lower(str(error))}") from error
+                sentence = str(error)
+                raise ModelError(f"{label} cannot be used: {sentence[0].lower()}{sentence[1:]}") from error
             if index < len(proto.graph.initializer):  # these come first
                 initializers.append((tensor.name, found))
             else:
                 others.append(found)
     return dict(initializers), [*(found for _, found in initializers), *others]
-
-
-def _lower(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
 
 
 def _check_size(label: str, tensor: TensorProto, storage: str, stored: int) -> None:

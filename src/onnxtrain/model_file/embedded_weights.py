@@ -23,13 +23,9 @@ from onnxtrain.graph.layers import orientation
 from onnxtrain.model_file.external import drop_location
 from onnxtrain.model_file.proto import all_nodes, default_opset, proto_subgraphs
 from onnxtrain.model_file.protobuf_wire import Path, Template
-from onnxtrain.parameters.exporters.torchscript import is_literal_node
 
-LITERAL: Final = "LITERAL"
-"""Kind of a Constant node with the name that TorchScript's exporter gives to tensors in the code of a model."""
-
-CONSTANT: Final = "CONSTANT_NODE"
-"""Kind of another tensor that is no initializer of the main graph."""
+EMBEDDED: Final = "onnxtrain.embedded"
+"""Metadata key of an initializer of a working copy that is none of the file: its name there, if it may be a literal."""
 
 _GRAPH, _FUNCTION, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 25, 5, 5, 6, 11, 5
 
@@ -43,7 +39,7 @@ class EmbeddedWeight(NamedTuple):
     path: Path
     tensor: TensorProto
     mirrored: bool = False
-    kind: str = CONSTANT
+    named: str = ""
 
     def stored(self, values: np.ndarray) -> np.ndarray:
         """Convert new values to the file's layout."""
@@ -74,8 +70,8 @@ def find_embedded(proto: ModelProto) -> list[EmbeddedWeight]:
         is_free = value not in taken or (path[0][0] == _GRAPH and counts[value] == 1 and value not in outputs)
         name = value if is_free else next(name for name in numbered if name not in taken)
         taken.add(name)
-        is_literal = not only and path[-2][0] not in (_BODY, _BODIES) and is_literal_node(value)
-        found.append(EmbeddedWeight(name, path, tensor, mirrored, LITERAL if is_literal else CONSTANT))
+        may_be_literal = not only and path[-2][0] not in (_BODY, _BODIES)
+        found.append(EmbeddedWeight(name, path, tensor, mirrored, value if may_be_literal else ""))
     return found
 
 
@@ -192,7 +188,7 @@ def _to_standard_operators(proto: ModelProto, linear: Sequence[tuple[Any, Any, d
         made: list[NodeProto] = []
         for node in graph.node:
             form = forms.get(id(node))
-            if form is None and _is_normalizer(node):
+            if form is None and (node.domain, node.op_type) == (MACHINE_LEARNING_DOMAIN, "Normalizer"):
                 one = node.input[0] in softmax and any(a.name == "norm" and a.s == b"L1" for a in node.attribute)
                 same = NodeProto(op_type="Identity", input=node.input, output=node.output)
                 form = [same] if one else _standard_form(node, {}, opset=opset)
@@ -315,11 +311,6 @@ def _standard_form(node: NodeProto, weights: Mapping[str, str], *, opset: int) -
     return made.nodes
 
 
-def _is_normalizer(node: NodeProto) -> bool:
-    """Return whether a node is a ``Normalizer``, which has no weights."""
-    return node.op_type == "Normalizer" and node.domain == MACHINE_LEARNING_DOMAIN
-
-
 def _attributes(node: NodeProto) -> dict[str, AttributeProto]:
     return {attribute.name: attribute for attribute in node.attribute}
 
@@ -392,7 +383,9 @@ class _StandardNodes:
         single = len(self._given["intercepts"].floats) == 1
         if single or _is_mirrored(self._node):
             zero = self._constant("zero", np.zeros((1, 1), np.float32))
-            index = self._add("Cast", self._rows(self._add("Greater", scores, zero)), to=TensorProto.INT64)
+            above = self._add("Greater", scores, zero)
+            row = self._add("Reshape", above, self._constant("rows", np.array([-1])))  # [N, 1] as [N]
+            index = self._add("Cast", row, to=TensorProto.INT64)
             if ending == b"LOGISTIC":  # the final Concat marks probabilities
                 pair = [self._add("Sigmoid", score) for score in (self._add("Neg", scores), scores)]
                 self._add("Concat", *pair, output=result, axis=1)
@@ -434,10 +427,6 @@ class _StandardNodes:
         if texts:
             return self._constant("labels", np.array([text.decode() for text in texts], object))
         return self._constant("labels", np.array(self._given["classlabels_ints"].ints, np.int64))
-
-    def _rows(self, value: str) -> str:
-        """[N, 1] as [N]."""
-        return self._add("Reshape", value, self._constant("rows", np.array([-1])))
 
     def _reduce(self, operator: str, value: str, *, since: int) -> str:
         if self._opset < since:

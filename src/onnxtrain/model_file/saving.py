@@ -16,7 +16,6 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -25,10 +24,8 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.embedded_weights import EmbeddedWeight
 from onnxtrain.model_file.external import DataFiles, ExternalData
 from onnxtrain.model_file.large_data import Stamp, stamp_of
-from onnxtrain.model_file.protobuf_wire import Path as FieldPath
 from onnxtrain.model_file.protobuf_wire import Template, raw_bytes
 from onnxtrain.model_file.writing import ELSEWHERE, AtomicFiles, folder_lock, resolve_output, uninterrupted
 
@@ -324,47 +321,8 @@ def _content(file: BinaryIO, start: int, end: int) -> tuple[int, int]:
     return min(first, end), min(os.lseek(file.fileno(), first, os.SEEK_HOLE), end)
 
 
-class NewValues:
-    """New values of initializers, grouped by their storage in the model."""
-
-    def __init__(
-        self,
-        values: Arrays,
-        declared: Callable[[str], TensorProto],
-        *,
-        positions: Mapping[str, int],
-        external: Mapping[str, ExternalData],
-        embedded: Mapping[str, EmbeddedWeight],
-        large: Container[int],
-    ) -> None:
-        self.inline: dict[int, npt.NDArray[np.generic]] = {}
-        self.inner: dict[FieldPath, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
-        self.changes: dict[str, list[Change]] = {}
-        self._late: dict[int, Callable[[], bytes | memoryview]] = {}
-        for name in values:
-            tensor = declared(name)
-            stored = partial(_stored_bytes, tensor, values, name)
-            if name in external:
-                data = external[name]
-                self.changes.setdefault(data.file, []).append(Change(data.offset, data.length, stored))
-            elif name in embedded:
-                array = values[name]
-                _check_value(tensor, array)
-                self.inner[embedded[name].path] = (tensor, embedded[name].stored(array))
-            elif positions[name] in large:
-                self._late[positions[name]] = stored
-            else:
-                array = values[name]
-                _check_value(tensor, array)
-                self.inline[positions[name]] = array
-
-    def late(self, position: int) -> bytes | memoryview | None:
-        """Return the new data of a large initializer inside the model; ``None`` where it stays."""
-        stored = self._late.get(position)
-        return None if stored is None else stored()
-
-
-def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
+def check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
+    """Check the type and the shape of a tensor's new value."""
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     shape = tuple(tensor.dims)
     if array.dtype != dtype or array.shape != shape:
@@ -374,9 +332,10 @@ def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
         )
 
 
-def _stored_bytes(tensor: TensorProto, values: Arrays, name: str) -> bytes | memoryview:
+def stored_bytes(tensor: TensorProto, values: Arrays, name: str) -> bytes | memoryview:
+    """Return a tensor's new value as raw data."""
     array = values[name]
-    _check_value(tensor, array)
+    check_value(tensor, array)
     return raw_bytes(array, tensor.data_type)
 
 

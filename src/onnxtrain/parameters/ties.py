@@ -395,13 +395,9 @@ def train_as_one(model: ir.Model, repeated: Iterable[Copy]) -> None:
         x = op.wrap(one)
         apart = rows.apart(shape)
         if len(apart) != len(shape):
-            x = op.Reshape(x, op.ints(*_with_one(apart, rows.axis + 1)))
+            x = op.Reshape(x, op.ints(*apart[: rows.axis + 1], 1, *apart[rows.axis + 2 :]))
         x = op.Expand(x, op.ints(*apart)).with_shape(apart)
         if len(apart) != len(shape):
             x = op.Reshape(x, op.ints(*shape))
         x.with_shape(shape)
         value.replace_all_uses_with(x.ir, replace_graph_outputs=True)
-
-
-def _with_one(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    return (*shape[:axis], 1, *shape[axis + 1 :])

@@ -196,7 +196,8 @@ def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
         if len(nodes) > 1 and not _are_parts(model.graph.initializers[name], nodes):
             found[name] = f"{len(nodes)} nodes ({_first([_label(node) for node in nodes])})"
         elif len(nodes) == 1:
-            roles = [role for _, index in sorted(readers, key=_index) if (role := role_of(nodes[0].op_type, index))]
+            slots = sorted(index for _, index in readers)
+            roles = [role for index in slots if (role := role_of(nodes[0].op_type, index))]
             if len(roles) > 1:
                 found[name] = f"{len(roles)} inputs of {_label(nodes[0])} ({', '.join(roles)})"
     return found
@@ -218,10 +219,6 @@ def _are_parts(value: ir.Value, nodes: Sequence[ir.Node]) -> bool:
     bounds = [[None if each is None else constant_tensor(each) for each in node.inputs[1:]] for node in nodes]
     known = {tuple(tensor.tobytes() for tensor in each if tensor is not None) for each in bounds if None not in each}
     return len(known) == len(nodes) or len({node for node, _ in arrivals(value)}) == 1
-
-
-def _index(reader: Reader) -> int:
-    return reader[1]
 
 
 def _label(node: ir.Node) -> str:
