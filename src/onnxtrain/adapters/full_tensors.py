@@ -102,9 +102,9 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer], architecture: Archi
         if layer.weight is value:
             if not _is_plain(layer) or architecture.packs(layer.name):
                 return []
-            names, view = _names(layer, "weight", architecture), layer.views[0]
+            own, view = _names(layer, "weight", architecture), layer.views[0]
             transposed = layer.kind not in ("Gather", "Conv") and not reads_transposed(layer.node)
-            found.append(ModuleTensor(names, value, view, transposed, layer.kind))
+            found.append(ModuleTensor(own, value, view, transposed, layer.kind))
             readers = max(readers, layer.readers)
         elif _bias(layer) is value:
             if layer.parts or not _is_added_once(layer):

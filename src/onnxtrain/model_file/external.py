@@ -67,13 +67,14 @@ def data_bytes(tensor: TensorProto) -> int:
             f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}, which is too large for any tensor."
         )
     try:
-        bits = ir.DataType(tensor.data_type).bitwidth
+        bits: int = ir.DataType(tensor.data_type).bitwidth
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"The tensor {tensor.name!r} has the element type {tensor.data_type}, whose size is unknown; "
             "raw data needs a numeric type."
         ) from error
-    return (math.prod(tensor.dims) * bits + 7) // 8
+    elements: int = math.prod(tensor.dims)
+    return (elements * bits + 7) // 8
 
 
 def locate(
