@@ -70,7 +70,7 @@ ORDER = (
     "training/training_model.py",
     "training/callbacks/",
     "training/inference/",
-    "training/checkpoints/",
+    "training/checkpoints.py",
     "training/executor.py",
     "distributed/row_squares.py",
     "distributed/data_parallel.py",
@@ -81,7 +81,6 @@ ORDER = (
     "training/loop.py",
     "training/trained_model.py",
     "training/trainer.py",
-    "training/proximal.py",
     "training/provider_check.py",
     "training/__init__.py",
     "adapters/",
@@ -104,8 +103,8 @@ ORDER = (
     "interop/backend.py",
     "interop/flower/",
     "interop/hub.py",
-    "interop/ray/",
-    "interop/sklearn/",
+    "interop/ray.py",
+    "interop/sklearn.py",
     "interop/torch.py",
 )
 """The parts from the lowest to the highest: folders with a slash at the end, and single files."""

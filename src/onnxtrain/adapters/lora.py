@@ -33,8 +33,8 @@ from onnxtrain.adapters.values import norms
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.operands import Value
 from onnxtrain.graph.patterns import no_match
-from onnxtrain.graph.value import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
 from onnxtrain.parameters.readers import is_statistic, read_through_identity

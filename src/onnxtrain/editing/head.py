@@ -18,9 +18,10 @@ from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.domains import LABELS, REPLACED_WEIGHT
 from onnxtrain.graph.inference import keeps_shape
 from onnxtrain.graph.layers import orientation, reads_transposed
+from onnxtrain.graph.operands import Value
 from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import Value, constant_tensor, dimensions, is_float
+from onnxtrain.graph.value import constant_tensor, dimensions, is_float
 from onnxtrain.model_file.validity import refuses_invalid
 
 
