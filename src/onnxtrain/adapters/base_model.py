@@ -97,7 +97,7 @@ class BaseModel:
         adapter = replace(adapter, checkpoint=checkpoint, base=base)
         if path.suffix != SUFFIX:
             adapter = _in_checkpoint(adapter, self.layers, self._architecture(checkpoint))
-            write_folder(path, adapter, self.in_modules(adapter, str(path)))
+            write_folder(path, adapter, self.in_modules(adapter, str(path), checkpoint))
             return
         types = {layer.name: layer.y.dtype or ir.DataType.FLOAT for layer in self.layers}
         dtypes, gains = dict[str, ir.DataType](), dict[str, Array]()
@@ -107,9 +107,9 @@ class BaseModel:
                 gains[name] = (entry.magnitude / norms(target, entry)).astype(entry.magnitude.dtype)
         write_file(path, adapter, dtypes, gains)
 
-    def in_modules(self, adapter: Adapter, label: str) -> dict[str, Array]:
-        """Return the tensors that were trained in full, as a PEFT folder holds them."""
-        return for_peft(adapter, self.graph, self.layers, self._architecture(adapter.checkpoint), label)
+    def in_modules(self, adapter: Adapter, label: str, checkpoint: Checkpoint) -> dict[str, Array]:
+        """Return the tensors that were trained in full, as a PEFT folder of a checkpoint holds them."""
+        return for_peft(adapter, self.graph, self.layers, self._architecture(checkpoint), label)
 
     def _architecture(self, checkpoint: Checkpoint) -> Architecture:
         return Architecture.of(self.graph.initializers, self.file.folder, checkpoint)

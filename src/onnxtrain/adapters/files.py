@@ -39,7 +39,7 @@ from onnxtrain.adapters.adapter import (
 from onnxtrain.adapters.checkpoint import Checkpoint
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.small_files import check_regular_file, read_json
-from onnxtrain.model_file.writing import AtomicFiles, check_writable
+from onnxtrain.model_file.writing import check_writable, write_files
 
 SUFFIX = ".onnx_adapter"
 
@@ -126,12 +126,7 @@ def write_file(
         "task_type": adapter.checkpoint.task_type,
         "base": adapter.base,
     }
-    data = _exported(tensors)
-    with AtomicFiles() as files:
-        with files.create(path) as file:
-            file.write(data)
-        with files.create(_manifest_path(path)) as file:
-            file.write((json.dumps(manifest, indent=1) + "\n").encode())
+    write_files({path: _exported(tensors), _manifest_path(path): (json.dumps(manifest, indent=1) + "\n").encode()})
 
 
 def _exported(tensors: Mapping[str, tuple[Array, ir.DataType]]) -> bytes:

@@ -132,7 +132,7 @@ class Attached(Adapted):
         if Path(path).suffix != SUFFIX:
             tensors = {name: file.value(name) for name in names}
             checkpoint = self.settings.checkpoint.completed(file.folder, None)
-            BaseModel.of(file).in_modules(replace(self.settings, tensors=tensors, checkpoint=checkpoint), str(path))
+            BaseModel.of(file).in_modules(replace(self.settings, tensors=tensors), str(path), checkpoint)
 
     def hints(self, file: ModelFile, trained: Iterable[str]) -> list[str]:
         """Say what a PEFT folder cannot hold, for a model of onnxruntime-genai's builder."""

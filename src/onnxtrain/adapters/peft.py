@@ -31,7 +31,7 @@ from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.errors._internal import ignored_warnings
 from onnxtrain.model_file.small_files import read_json
-from onnxtrain.model_file.writing import AtomicFiles
+from onnxtrain.model_file.writing import write_files
 
 CONFIG, WEIGHTS, MANIFEST = "adapter_config.json", "adapter_model.safetensors", "onnxtrain.json"
 COUNTER = "num_batches_tracked"
@@ -212,14 +212,13 @@ def write_folder(folder: Path, adapter: Adapter, full: Mapping[str, Array]) -> N
             tensors[f"{layer}.lora_magnitude_vector"] = entry.magnitude.reshape(shape)
     tensors |= {_PREFIX + name: array for name, array in full.items()}
     content = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    with AtomicFiles() as files:
-        for name, data in (
-            (WEIGHTS, save(content, {"format": "pt"})),
-            (CONFIG, _json(_config_of(adapter, full))),
-            (MANIFEST, _json({"base": adapter.base, "tensors": sorted(adapter.tensors)})),
-        ):
-            with files.create(folder / name) as file:
-                file.write(data)
+    write_files(
+        {
+            folder / WEIGHTS: save(content, {"format": "pt"}),
+            folder / CONFIG: _json(_config_of(adapter, full)),
+            folder / MANIFEST: _json({"base": adapter.base, "tensors": sorted(adapter.tensors)}),
+        }
+    )
 
 
 def _config_of(adapter: Adapter, full: Iterable[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.declared_shapes import forget_shapes
 from onnxtrain.graph.value import constant_array
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.runtime.turns import session_of_one_thread
 
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater"})
 
@@ -352,11 +353,8 @@ def _dims(info: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
 
 
 def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
     try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return session_of_one_thread(model.SerializeToString())
     except Exception as error:
         raise _refusal(f"ONNX Runtime cannot load it then ({_reason(error)})") from error
 
