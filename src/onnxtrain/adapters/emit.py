@@ -20,9 +20,6 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.file import ModelFile
 
-_INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
-"""Operators that add a bias themselves, with the index of the bias input."""
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -102,13 +99,10 @@ class Emitter:
         """Emit x W without the bias."""
         product = op.wrap(layer.product)
         shape = product.shape
-        index = _INNER_BIAS.get(layer.kind)
-        bias = layer.node.inputs[index] if index is not None and index < len(layer.node.inputs) else None
-        if bias is not None:
+        if (bias := layer.inner_bias) is not None:
             added = op.wrap(bias)
-            beta = layer.node.attributes.get("beta")
-            if beta is not None:
-                added = added * beta.as_float()
+            if "beta" in layer.node.attributes:
+                added = added * layer.node.attributes["beta"].as_float()
             product = product - (_over_window(op, layer, added) if layer.is_convolution else added)
         return op.cast(product, dtype).with_shape(shape)
 

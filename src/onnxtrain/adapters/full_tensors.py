@@ -28,8 +28,6 @@ from onnxtrain.parameters.exporters import NameOrigin, module_of, origin_of
 from onnxtrain.parameters.names import module_paths
 from onnxtrain.parameters.readers import NORMALIZATIONS, read_through_identity
 
-_BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
-
 
 @dataclass(frozen=True)
 class ModuleTensor:
@@ -142,8 +140,7 @@ def _is_plain(layer: Layer) -> bool:
 def _bias(layer: Layer) -> ir.Value | None:
     """Return the initializer that a layer adds."""
     if layer.y is layer.product:
-        slot = _BIAS_SLOTS.get(layer.kind, len(layer.node.inputs))
-        return layer.node.inputs[slot] if slot < len(layer.node.inputs) else None
+        return layer.inner_bias
     add = layer.y.producer()
     assert add is not None
     return next(value for value in add.inputs if value is not layer.product)

@@ -52,6 +52,9 @@ _VIEWS = frozenset({"Identity", "Cast", "Transpose", "DequantizeLinear"})
 """Operators between an initializer and the matrix multiplication that reads it."""
 
 
+_INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
+"""Operators that add a bias themselves, with the index of the bias input."""
+
 _BEHIND_THE_HEAD = frozenset({"Identity", "Cast", "Reshape", "Softmax", "LogSoftmax", "Mul", "Div", "Tanh"})
 """Operators between the layer that computes the output and the output."""
 
@@ -113,6 +116,12 @@ class Layer:
     def is_convolution(self) -> bool:
         """Return whether the layer is a convolution."""
         return self.kind == "Conv"
+
+    @property
+    def inner_bias(self) -> ir.Value | None:
+        """The bias that the node itself adds."""
+        slot = _INNER_BIAS.get(self.kind, len(self.node.inputs))
+        return self.node.inputs[slot] if slot < len(self.node.inputs) else None
 
     @property
     def views(self) -> list[ir.Value]:

@@ -318,15 +318,6 @@ class ModelFile:
         """Return the names of the main graph's initializers in order, without sparse ones."""
         return list(self._positions)
 
-    def tensor(self, name: str) -> TensorProto:
-        """Return an initializer of the model."""
-        tensor = self.declared(name)
-        if name in self._large:
-            full = TensorProto(raw_data=bytes(self._large.read(name)))
-            full.MergeFrom(tensor)
-            return full
-        return tensor
-
     def declared(self, name: str) -> TensorProto:
         """Return an initializer of the model, possibly without its data."""
         if name in self._embedded:
