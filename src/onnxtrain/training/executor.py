@@ -19,9 +19,9 @@ from onnxtrain.lowering.training_info.algorithm import FirstValues
 from onnxtrain.lowering.training_info.build import build_entries, build_unfilled
 from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.validity import invalid_refused
-from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import device_of
 from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.runtime.states import new_states
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.features import divide
 from onnxtrain.training.objective import Objective

@@ -36,7 +36,7 @@ from onnxtrain.parameters.layouts import product_layouts
 from onnxtrain.parameters.masks import choose_tensors, matmul_weights
 from onnxtrain.parameters.stored import Stored
 from onnxtrain.parameters.ties import Copy
-from onnxtrain.parameters.trainable import Initializer
+from onnxtrain.parameters.trainable import Initializer, untrainable
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.documents import numbers_documents, separate_documents
@@ -319,8 +319,6 @@ class Objective:
     def step_spec(self, config: TrainingConfig) -> StepSpec:
         """Return the specification of a training step, on a copy of the graph, which the builder may change."""
         if not self.parameters:
-            from onnxtrain.parameters.embedded_weights import untrainable  # for the message only
-
             reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
             reasons = "; ".join(
                 filter(None, (reasons or "it has no initializers", untrainable(self.model, config.model.proto)))

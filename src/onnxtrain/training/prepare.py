@@ -32,13 +32,20 @@ from onnxtrain.losses.heads import (
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.losses.probabilities import find_scores
 from onnxtrain.lowering.training_info.recipe import Names, free_names
-from onnxtrain.parameters.embedded_weights import other_tensors
 from onnxtrain.parameters.exporters.pytorch import forget_traces
 from onnxtrain.parameters.groups import group_hints, merged_hints
 from onnxtrain.parameters.masks import KEEP, check_masks, zero_masks, zeros_to_keep
-from onnxtrain.parameters.repeated import declared_learned, find_repeated, train_as_one
-from onnxtrain.parameters.ties import Copy, choose_copies, compute_copies, find_copies, value_reader
-from onnxtrain.parameters.trainable import Initializer, parameter_table
+from onnxtrain.parameters.ties import (
+    Copy,
+    choose_copies,
+    compute_copies,
+    declared_learned,
+    find_copies,
+    find_repeated,
+    train_as_one,
+    value_reader,
+)
+from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.objective import Objective, graph_values

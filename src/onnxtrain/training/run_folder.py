@@ -22,7 +22,7 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.metrics.choice import reader
 from onnxtrain.metrics.dataset_metrics import Values
-from onnxtrain.model_file.rescue import current_folder, reached_from
+from onnxtrain.model_file.saving import current_folder, reached_from
 from onnxtrain.model_file.writing import AtomicFiles, check_writable, only_warns
 from onnxtrain.operators import Momentum
 from onnxtrain.training.callbacks import Callback, History, TrainingState

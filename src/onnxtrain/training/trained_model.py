@@ -34,7 +34,7 @@ from onnxtrain.graph.domains import LABELS
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.rescue import kept_in_memory
+from onnxtrain.model_file.saving import kept_in_memory
 from onnxtrain.parameters.masks import set_to_zero
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxtrain.data.opening import open_dataset
 from onnxtrain.plugins.text.comparison_data import Comparisons
-from onnxtrain.runtime.device_states import new_states
+from onnxtrain.runtime.states import new_states
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.prepare import prepare
