@@ -89,8 +89,8 @@ class Subject:
         from PIL import Image
 
         from onnxtrain.data.conversion import TensorSpec
+        from onnxtrain.data.image_form import read_preprocessor
         from onnxtrain.data.images import Layout, factors, pixels_of
-        from onnxtrain.data.preprocessor import read_preprocessor
 
         config = {**PREPROCESSOR, "image_processor_type": generator.choice(("ConvNext", "ViT", "CLIP", "Levit"))}
         if generator.random() < 0.5:
@@ -104,7 +104,7 @@ class Subject:
         factors(pixels, layout)
 
     def _run(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.training.report.runs import differences, read_runs
+        from onnxtrain.training.report.record import differences, read_runs
 
         self._json(RUN, generator, case / "run.json")
         (case / "config.toml").write_bytes(_toml(generator))

@@ -67,7 +67,7 @@ class Progress(progress.Progress):
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
         """Write the training curve, or print it where a PNG needs matplotlib and it is missing."""
         from onnxtrain.training.callbacks.report import MISSING, save_curve, text_curve
-        from onnxtrain.training.report.png import matplotlib_available
+        from onnxtrain.training.report.charts import matplotlib_available
 
         if path.suffix == ".svg" or matplotlib_available():
             save_curve(rows, path, title=title)

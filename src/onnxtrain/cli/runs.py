@@ -31,7 +31,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain runs``."""
-    from onnxtrain.training.report.runs import differences, read_runs
+    from onnxtrain.training.report.record import differences, read_runs
 
     runs = read_runs(folders)
     differ = differences(runs)

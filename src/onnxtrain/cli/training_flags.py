@@ -27,8 +27,8 @@ from onnxtrain.cli.flags import (
     read_numbers,
 )
 from onnxtrain.errors import OptionError
-from onnxtrain.operators.choice import optimizers_by_name, read_optimizer
 from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
+from onnxtrain.operators.registry import optimizers_by_name, read_optimizer
 from onnxtrain.parameters.groups import read_group
 from onnxtrain.training.config import TrainingConfig, choose_precision
 from onnxtrain.training.fit_options import FitOptions

@@ -24,9 +24,8 @@ from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.runtime.all_reduce import all_reducing
 from onnxtrain.runtime.native import kernels_available
 from onnxtrain.training.callbacks.stopping import Stopping
-from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.description import describe_model, describe_settings, describe_weights
+from onnxtrain.training.description import describe_model, describe_settings, describe_weights, differences
 from onnxtrain.training.executor import Arrays, Executor
 from onnxtrain.training.objective import Objective
 

@@ -23,7 +23,7 @@ from onnxtrain.losses.heads import tensor_spec
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.proto import default_opset, drop_initializer_inputs, drop_own_import, unify_default_domain
-from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
+from onnxtrain.training.working_copy.inputs import mark_image_inputs
 
 _LEAST_OPSET = {8: 13, 4: 21}
 """Least opset by bits: 13 has scales per channel, 21 has int4."""

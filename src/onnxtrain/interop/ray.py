@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.data import Batch, IterableDataset
+from onnxtrain.data.naming import Wanted
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.editing.working import Model
 from onnxtrain.errors import OptionError, ParallelError
@@ -222,9 +223,8 @@ def _work(config: Mapping[str, Any]) -> None:
     fit_options = dict(task.fit_options)
     target = fit_options["target"]
     specs = trainer.objective.inputs
-    data = _RayData(
-        train.get_dataset_shard("train"), fit_options["batch_size"], task.rows, specs, target=target, validate=False
-    )
+    wanted = Wanted(specs, target)
+    data = _RayData(train.get_dataset_shard("train"), fit_options["batch_size"], task.rows, wanted)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "checkpoints"
         earlier = train.get_checkpoint()
@@ -246,8 +246,10 @@ def _work(config: Mapping[str, Any]) -> None:
 class _RayData(IterableDataset):
     """A dataset of Ray Data, streamed once per epoch."""
 
-    def __init__(self, shard: Any, batch_size: int, rows: int, *arguments: Any, **options: Any) -> None:
-        super().__init__(self._stream, *arguments, **options)
+    borrows = False
+
+    def __init__(self, shard: Any, batch_size: int, rows: int, wanted: Wanted) -> None:
+        super().__init__((), wanted)
         self.name = "the dataset of Ray"
         self._shard, self._rows_of_batch, self._rows = shard, batch_size, rows
 
@@ -255,22 +257,17 @@ class _RayData(IterableDataset):
         """Return the number of batches of an epoch."""
         return -(-self._rows // self._rows_of_batch)
 
-    def batches(
-        self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
-    ) -> Iterator[Batch]:
+    def _read(self, batch_size: int, shuffled: tuple[int, int] | None, start: int) -> Iterator[Batch]:
         """Iterate over one epoch, in an order that seed and epoch determine."""
         order: dict[str, Any] = {}
-        if shuffle:
+        if shuffled is not None:
+            seed, epoch = shuffled
             order = {
                 "local_shuffle_buffer_size": 16 * self._rows_of_batch,
                 "local_shuffle_seed": (seed * 1_000_003 + epoch) % (1 << 31),
             }
         items = self._shard.iter_batches(batch_size=self._rows_of_batch, batch_format="numpy", **order)
-        return self._read_batches(iter(items), start)
-
-    def _stream(self) -> Iterator[Any]:
-        """Iterate over one epoch in the order of the data; training reads :meth:`batches`."""
-        return iter(self._shard.iter_batches(batch_size=self._rows_of_batch, batch_format="numpy"))
+        return self._converted(iter(items), start)
 
 
 class _Reports(Callback):

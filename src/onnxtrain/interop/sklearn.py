@@ -24,8 +24,8 @@ from onnxtrain.errors._internal import public_names
 from onnxtrain.graph.patterns import Patterns
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.probabilities import ScoreKind
-from onnxtrain.operators.choice import choose_optimizer
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.registry import choose_optimizer
 from onnxtrain.training.callbacks import History
 from onnxtrain.training.examples import mlp
 from onnxtrain.training.inference.forward import Head

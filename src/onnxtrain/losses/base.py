@@ -476,8 +476,8 @@ def classes_second(op: Builder, logits: Value, axis: int) -> Value:
     return op.Transpose(logits, perm=order)
 
 
-Forms = TargetForm | tuple[TargetForm, ...]
-"""Form of the targets, or of each loss's targets."""
+Forms = tuple[TargetForm, ...]
+"""Form of each loss's targets."""
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,10 @@ from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.objective import Objective, graph_values
 from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.common_inputs import mark_common_inputs
-from onnxtrain.training.working_copy.embedding_inputs import mark_token_inputs
-from onnxtrain.training.working_copy.filled_biases import stop_at_filled_biases
 from onnxtrain.training.working_copy.head_norms import separate_head_norms
-from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
+from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
 from onnxtrain.training.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
-from onnxtrain.training.working_copy.program_stops import stop_as_program
+from onnxtrain.training.working_copy.stops import stop_as_program
 from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 
@@ -108,8 +105,6 @@ def prepare(
         fixed = FixedBatch.of(model.graph)
         repeated = find_repeated(model, None if fixed is None else fixed.size)
     unstopped = stop_as_program(model) if training else ()
-    if training:
-        stop_at_filled_biases(model)
     if config.dynamic_batch:
         from onnxtrain.editing.dynamic_batch import dynamic_batch, free_batch_axis
 
@@ -223,14 +218,12 @@ def _heads(
         declared = [
             (named_output(model.graph, name), own, free_names(model.graph, [f"{name}_target"])[0]) for name, own in loss
         ]
-    forms = config.form
+    forms = config.forms
     if forms is None:
         found = [
             own.first_form(wrapped(output, model.opset_imports[""]), config.targets) for output, own, _ in declared
         ]
         forms = tuple(replace(form, ignoring=ignoring) for form in found)
-    elif not isinstance(forms, tuple):
-        forms = (forms,)
     return [
         head_of(model, output, own, form, name, find_scores(model, output, learned, emit=own.probabilities is not None))
         for (output, own, name), form in zip(declared, forms, strict=True)

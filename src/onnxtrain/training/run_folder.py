@@ -26,11 +26,7 @@ from onnxtrain.training.callbacks import Callback, History, TrainingState
 from onnxtrain.training.report.charts import stacked
 from onnxtrain.training.report.history_charts import curves
 from onnxtrain.training.report.page import page
-from onnxtrain.training.report.record import ParameterRow, RunRecord
-
-METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"
-FILES: Final = (METRICS, CURVES, REPORT, RUN, CONFIG)
-"""Files of a run folder; only the command line writes the last."""
+from onnxtrain.training.report.record import CONFIG, CURVES, FILES, METRICS, REPORT, RUN, ParameterRow, RunRecord
 
 _WATCHED_BYTES: Final = 256 * 2**20
 """Largest size of all parameters for which a copy is kept, to report their change and gradients."""

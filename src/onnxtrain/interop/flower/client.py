@@ -9,12 +9,12 @@ from typing import Any, Unpack
 from onnxtrain.editing.working import Model
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.interop.flower.messages import answer, flower, refusal, settings_of, weights_of
+from onnxtrain.interop.flower.proximal import near
 from onnxtrain.losses.heads import check_numbers
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.plugins.privacy.differential_privacy import DP, fit_privately, in_micro_batches
 from onnxtrain.training.config import Options
-from onnxtrain.training.proximal import near
 from onnxtrain.training.trainer import Trainer
 
 Data = Any

@@ -31,10 +31,9 @@ from onnxtrain.parameters.repeated import declared_learned, find_repeated
 from onnxtrain.parameters.ties import find_copies
 from onnxtrain.parameters.trainable import Initializer, parameter_table
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
-from onnxtrain.training.working_copy.common_inputs import mark_common_inputs
-from onnxtrain.training.working_copy.filled_biases import stop_at_filled_biases
+from onnxtrain.training.working_copy.inputs import mark_common_inputs
 from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.training.working_copy.program_stops import stop_as_program
+from onnxtrain.training.working_copy.stops import stop_as_program
 from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
 from onnxtrain.training.working_copy.widening import in_file, widen
 
@@ -179,7 +178,6 @@ def inspect(
     halves = widen(working)
     layers = find_layers(working)
     unstopped = stop_as_program(working)
-    stop_at_filled_biases(working)
     set_inference(working)
     copy = working.clone()
     loss = None

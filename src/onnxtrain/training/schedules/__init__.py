@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onnxtrain.errors._internal import public_names
 from onnxtrain.training.schedules.choice import parse_schedule, resolve_schedule
-from onnxtrain.training.schedules.learning_rate import Schedule, check_rate
 from onnxtrain.training.schedules.shapes import (
     Constant,
     Cosine,
@@ -13,8 +12,10 @@ from onnxtrain.training.schedules.shapes import (
     Linear,
     OneCycle,
     Polynomial,
+    Schedule,
     Step,
     WarmUp,
+    check_rate,
 )
 
 __all__ = [

@@ -12,7 +12,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments, suggestion
 from onnxtrain.operators.call_text import Call, name_of, read_call
 from onnxtrain.training.schedules import shapes
-from onnxtrain.training.schedules.learning_rate import Schedule
+from onnxtrain.training.schedules.shapes import Schedule
 
 
 @checks_arguments
@@ -87,6 +87,17 @@ _FORMS: Final = (
     "constant, linear(end_factor), cosine(end_factor), polynomial(power), one_cycle(rising), step(every, factor), "
     "exponential(factor, every), each with warmup(steps)+ in front"
 )
+_SHAPES: Final[dict[str, Callable[..., Schedule]]] = {
+    "constant": shapes.Constant,
+    "linear": shapes.Linear,
+    "cosine": shapes.Cosine,
+    "polynomial": shapes.Polynomial,
+    "one_cycle": shapes.OneCycle,
+    "step": shapes.Step,
+    "exponential": shapes.Exponential,
+}
+"""Schedules by their names in texts; texts give their arguments, but not the rate and the number of steps."""
+
 _WARM_UP: Final = re.compile(r"\s*warmup\s*\((?P<steps>[^()]*)\)\s*(?:\+|$)\s*")
 _PART: Final = re.compile(r"0?\.\d+")
 _COUNT: Final = re.compile(r"(?P<number>\d+)\s*(?P<unit>steps?|epochs?)?")
@@ -119,8 +130,7 @@ def parse_schedule(
     rest = text if match is None else text[match.end() :]
     call = read_call(rest if match is None else rest or "constant")
     if call is None:
-        known = ["constant", "linear", "cosine", "polynomial", "one_cycle", "step", "exponential", "warmup"]
-        near = suggestion(name_of(text), known)
+        near = suggestion(name_of(text), [*_SHAPES, "warmup"])
         raise OptionError(f"'{text}' is not a schedule; the forms are {_FORMS}.{near}")
     reader = _Reader(text, learning_rate, total_steps, steps_per_epoch)
     if match is None:
@@ -143,55 +153,31 @@ class _Reader:
     steps_per_epoch: int | None
 
     def schedule(self, call: Call) -> Schedule:
-        forms: dict[str, Callable[..., Schedule]] = {
-            "constant": self._constant,
-            "linear": self._linear,
-            "cosine": self._cosine,
-            "polynomial": self._polynomial,
-            "one_cycle": self._one_cycle,
-            "step": self._step,
-            "exponential": self._exponential,
-        }
-        if call.name not in forms:
+        if call.name not in _SHAPES:
             raise OptionError(
                 f"There is no schedule '{call.name}' (in '{self.text}'); the forms are {_FORMS}"
-                f".{suggestion(call.name, [*forms, 'warmup'])}"
+                f".{suggestion(call.name, [*_SHAPES, 'warmup'])}"
             )
-        if not call.fits(forms[call.name]):
-            given = len(call.positional) + len(call.named)
-            known = inspect.signature(forms[call.name]).parameters
-            near = suggestion(next((name for name in call.named if name not in known), ""), known)
+        shape = _SHAPES[call.name]
+        known = inspect.signature(shape).parameters
+        asked = {name: parameter for name, parameter in known.items() if name not in ("learning_rate", "steps")}
+        try:
+            given = inspect.Signature(list(asked.values())).bind(*call.positional, **call.named).arguments
+        except TypeError as error:
+            count = len(call.positional) + len(call.named)
+            near = suggestion(next((name for name in call.named if name not in asked), ""), asked)
             raise OptionError(
-                f"'{self.text}' gives {call.name} {given} values, which do not fit; the forms are {_FORMS}.{near}"
-            )
-        return forms[call.name](*call.positional, **call.named)
-
-    def _constant(self) -> Schedule:
-        return shapes.Constant(self.learning_rate)
-
-    def _linear(self, end_factor: str = "0") -> Schedule:
-        return shapes.Linear(self.learning_rate, self._length("linear"), self._number(end_factor))
-
-    def _cosine(self, end_factor: str = "0") -> Schedule:
-        return shapes.Cosine(self.learning_rate, self._length("cosine"), self._number(end_factor))
-
-    def _polynomial(self, power: str = "1") -> Schedule:
-        return shapes.Polynomial(self.learning_rate, self._length("polynomial"), self._number(power))
-
-    def _one_cycle(self, rising: str = "0.3") -> Schedule:
-        return shapes.OneCycle(self.learning_rate, self._length("one_cycle"), self._number(rising))
+                f"'{self.text}' gives {call.name} {count} values, which do not fit; the forms are {_FORMS}.{near}"
+            ) from error
+        length = {"steps": self._length(call.name)} if "steps" in known else {}
+        values = {name: self.count(text) if name == "every" else self._number(text) for name, text in given.items()}
+        return shape(self.learning_rate, **length, **values)
 
     def warm_up(self, value: str) -> int:
         """Return the steps of a warm-up given as steps, epochs or a fraction of the training."""
         if not _PART.fullmatch(value.strip()):
             return self.count(value)
         return max(1, round(float(value) * self._length("warm-up")))
-
-    def _step(self, every: str, factor: str = "0.1") -> Schedule:
-        return shapes.Step(self.learning_rate, self.count(every), self._number(factor))
-
-    def _exponential(self, factor: str, every: str = "1") -> Schedule:
-        return shapes.Exponential(self.learning_rate, self._number(factor), self.count(every))
 
     def count(self, value: str) -> int:
         match = _COUNT.fullmatch(value.strip())

@@ -5,15 +5,49 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.training.schedules.learning_rate import Schedule, check_rate
+
+Schedule = Callable[[int], float]
+"""Function from the index of a step, from 0, to its learning rate."""
+
+
+@checks_arguments
+def check_rate(rate: object, what: str = "The learning rate") -> None:
+    """Refuse an invalid learning rate.
+
+    Raises:
+        OptionError: The rate is negative, infinite, NaN or not a number.
+    """
+    try:
+        good = math.isfinite(rate) and rate >= 0  # type: ignore[arg-type, operator]
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.")
+
+
+class _Shape:
+    """Base of schedules: checks the rate, numbers of steps and factors by the names of the fields."""
+
+    _unit: ClassVar[str] = ""
+    """The words of an error for a number of steps."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name == "learning_rate":
+                check_rate(value)
+            elif name in ("steps", "every") and value < 1:
+                raise OptionError(f"{self._unit} is {value} steps long; it needs at least 1.")
+            elif name in ("factor", "end_factor") and not (math.isfinite(value) and value >= 0):
+                raise OptionError(f"{name} of the schedule is {value}; it must be a finite number of at least 0.")
 
 
 @checks_arguments
 @dataclass(frozen=True)
-class Constant:
+class Constant(_Shape):
     """Constant learning rate. PyTorch: no scheduler.
 
     Args:
@@ -22,9 +56,6 @@ class Constant:
 
     learning_rate: float
 
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
         return self.learning_rate
@@ -32,7 +63,7 @@ class Constant:
 
 @checks_arguments
 @dataclass(frozen=True)
-class Linear:
+class Linear(_Shape):
     """Linear decay to a fraction of the learning rate.
 
         rate(t) = learning_rate (1 + (end_factor - 1) min(t, steps) / steps)
@@ -52,10 +83,7 @@ class Linear:
     steps: int
     end_factor: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_steps(self.steps, "A linear schedule")
-        _check_factor(self.end_factor, "end_factor")
+    _unit = "A linear schedule"
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -64,7 +92,7 @@ class Linear:
 
 @checks_arguments
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Shape):
     """Cosine decay (Loshchilov and Hutter, 2017, without restarts).
 
         rate(t) = learning_rate (end_factor + (1 - end_factor) (1 + cos(pi min(t, steps) / steps)) / 2)
@@ -82,10 +110,7 @@ class Cosine:
     steps: int
     end_factor: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_steps(self.steps, "A cosine schedule")
-        _check_factor(self.end_factor, "end_factor")
+    _unit = "A cosine schedule"
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -95,7 +120,7 @@ class Cosine:
 
 @checks_arguments
 @dataclass(frozen=True)
-class Step:
+class Step(_Shape):
     """Step decay: ``rate(t) = learning_rate factor^floor(t / every)``. PyTorch: ``StepLR(every, gamma=factor)``.
 
     Args:
@@ -108,10 +133,7 @@ class Step:
     every: int
     factor: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_steps(self.every, "A stage of a step schedule")
-        _check_factor(self.factor, "factor")
+    _unit = "A stage of a step schedule"
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -120,7 +142,7 @@ class Step:
 
 @checks_arguments
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(_Shape):
     """Exponential decay: ``rate(t) = learning_rate factor^(t / every)``. PyTorch: ``ExponentialLR(factor)``.
 
     Args:
@@ -133,10 +155,7 @@ class Exponential:
     factor: float
     every: int = 1
 
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_factor(self.factor, "factor")
-        _check_steps(self.every, "The unit of an exponential schedule")
+    _unit = "The unit of an exponential schedule"
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -145,7 +164,7 @@ class Exponential:
 
 @checks_arguments
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(_Shape):
     """Polynomial decay: ``rate(t) = learning_rate (1 - min(t, steps) / steps)^power``.
 
     PyTorch: ``PolynomialLR(total_iters=steps, power=power)``.
@@ -160,9 +179,10 @@ class Polynomial:
     steps: int
     power: float = 1.0
 
+    _unit = "A polynomial schedule"
+
     def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_steps(self.steps, "A polynomial schedule")
+        super().__post_init__()
         if not (math.isfinite(self.power) and self.power > 0):
             raise OptionError(f"power of the schedule is {self.power}; it must be a finite number above 0.")
 
@@ -217,7 +237,7 @@ def _half_wave(start: float, end: float, part: float) -> float:
 
 @checks_arguments
 @dataclass(frozen=True)
-class WarmUp:
+class WarmUp(_Shape):
     """Linear warm-up to another schedule, which then starts at its own step 0.
 
         rate(t) = inner(0) (t + 1) / (steps + 1)    for t < steps
@@ -237,8 +257,7 @@ class WarmUp:
     inner: Schedule
     steps: int
 
-    def __post_init__(self) -> None:
-        _check_steps(self.steps, "A warm-up")
+    _unit = "A warm-up"
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -263,13 +282,3 @@ class Custom:
         rate = self.function(step)
         check_rate(rate, f"The learning rate that the schedule returned for step {step}")
         return float(rate)
-
-
-def _check_factor(factor: float, name: str) -> None:
-    if not (math.isfinite(factor) and factor >= 0):
-        raise OptionError(f"{name} of the schedule is {factor}; it must be a finite number of at least 0.")
-
-
-def _check_steps(steps: int, what: str) -> None:
-    if steps < 1:
-        raise OptionError(f"{what} is {steps} steps long; it needs at least 1.")
