@@ -25,6 +25,7 @@ from onnxtrain.cli.flags import (
     grouped,
     options_of,
     read_numbers,
+    read_pairs,
 )
 from onnxtrain.errors import OptionError
 from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
@@ -192,26 +193,13 @@ class LoraFlags:
         settings: dict[str, Any] = {name.removeprefix("lora_"): value for name, value in given.items()}
         if self.lora is not None:
             settings["rank"] = self.lora
-        for name, number in (("rank", int), ("alpha", float)):
-            if (pattern := f"{name}_pattern") in settings:
-                settings[pattern] = _by_pattern(name, settings[pattern], number)
+        settings["rank_pattern"] = read_pairs(
+            "--lora-rank-pattern", self.lora_rank_pattern, int, "PATTERN=RANK, such as '*.v_proj=16'"
+        )
+        settings["alpha_pattern"] = read_pairs(
+            "--lora-alpha-pattern", self.lora_alpha_pattern, float, "PATTERN=ALPHA, such as '*.v_proj=16'"
+        )
         return Lora(**settings)
-
-
-def _by_pattern(name: str, given: list[str], number: type[int] | type[float]) -> dict[str, float]:
-    """Parse PATTERN=NUMBER; the last equals sign separates, since names may have some."""
-    found: dict[str, float] = {}
-    for text in given:
-        pattern, _, value = text.rpartition("=")
-        try:
-            found[pattern] = number(value)
-        except ValueError:
-            pattern = ""
-        if not pattern:
-            raise OptionError(
-                f"--lora-{name}-pattern is {text!r}; it needs PATTERN={name.upper()}, such as '*.v_proj=16'."
-            )
-    return found
 
 
 class OptimizerFlags:
