@@ -23,7 +23,6 @@ from onnxtrain.errors import ModelError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
-from onnxtrain.training.working_copy.adaptation import Adapted
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Attached(Adapted):
+class Attached:
     """The adapters of a working copy."""
 
     slots: tuple[Slot, ...]

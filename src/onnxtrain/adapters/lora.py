@@ -154,7 +154,7 @@ class Lora(Adaptation):
         return self.dropout > 0
 
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Attached:
-        """Add adapters to a working copy; see :class:`~onnxtrain.training.working_copy.adaptation.Adaptation`."""
+        """Add adapters to the main graph of a working copy, in place."""
         graph = model.graph
         layers = find_layers(model)
         given = self._given(graph, layers, file)

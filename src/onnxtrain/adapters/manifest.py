@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onnxtrain.adapters.layers import Layer
-from onnxtrain.data.hashing import Fingerprint
+from onnxtrain.data.hashing import Fingerprint, describe_graph
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.training.description import describe_graph
 
 
 def describe_base(file: ModelFile, layers: Iterable[Layer]) -> dict[str, Any]:
