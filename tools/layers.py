@@ -103,8 +103,8 @@ ORDER = (
     "interop/backend.py",
     "interop/flower/",
     "interop/hub.py",
-    "interop/ray/",
-    "interop/sklearn/",
+    "interop/ray.py",
+    "interop/sklearn.py",
     "interop/torch.py",
 )
 """The parts from the lowest to the highest: folders with a slash at the end, and single files."""

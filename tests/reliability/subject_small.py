@@ -89,8 +89,8 @@ class Subject:
         from PIL import Image
 
         from onnxtrain.data.conversion import TensorSpec
+        from onnxtrain.data.image_form import read_preprocessor
         from onnxtrain.data.images import Layout, factors, pixels_of
-        from onnxtrain.data.preprocessor import read_preprocessor
 
         config = {**PREPROCESSOR, "image_processor_type": generator.choice(("ConvNext", "ViT", "CLIP", "Levit"))}
         if generator.random() < 0.5:

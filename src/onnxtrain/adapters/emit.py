@@ -12,7 +12,7 @@ from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.layers import orientation, reads_transposed
-from onnxtrain.graph.value import Value
+from onnxtrain.graph.operands import Value
 
 _INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
 """Operators that add a bias themselves, with the index of the bias input."""

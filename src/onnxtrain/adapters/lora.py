@@ -35,8 +35,8 @@ from onnxtrain.adapters.values import norms
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.operands import Value
 from onnxtrain.graph.patterns import no_match
-from onnxtrain.graph.value import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.parameters.readers import is_statistic, read_through_identity
 from onnxtrain.training.working_copy.adaptation import Adaptation

@@ -15,8 +15,8 @@ from onnxtrain.adapters.layers import Layer, Part, find_layers
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.operands import Value
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import Value
 from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.file import ModelFile
 

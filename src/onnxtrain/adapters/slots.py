@@ -21,7 +21,7 @@ from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.value import Value
+from onnxtrain.graph.operands import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 

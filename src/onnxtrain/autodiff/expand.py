@@ -5,7 +5,7 @@ Functions are model-local ones, those that ONNX defines, and registered bodies o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import onnx
@@ -133,18 +133,17 @@ def _standard_body(node: ir.Node, opsets: Mapping[str, int]) -> ir.Function | No
         schema: Any = defs.get_schema(node.op_type, version, node.domain)
     except defs.SchemaError:
         return None
-    if schema.has_function:
-        versions = [v for v in schema.function_opset_versions if v <= version]
-        if versions:
-            body: bytes = schema.get_function_with_opset_version(max(versions))
-            return _deserialize(body, node, opsets)
-    if schema.has_context_dependent_function:
-        versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
-        if versions:
-            types = [_type_bytes(value) for value in node.inputs]
-            proto = ir.serde.serialize_node(node).SerializeToString()
-            body = schema.get_context_dependent_function_with_opset_version(max(versions), proto, types)
-            return _deserialize(body, node, opsets) if body else None
+
+    def newest(versions: Iterable[int]) -> int:
+        return max((v for v in versions if v <= version), default=0)
+
+    if schema.has_function and (found := newest(schema.function_opset_versions)):
+        return _deserialize(schema.get_function_with_opset_version(found), node, opsets)
+    if schema.has_context_dependent_function and (found := newest(schema.context_dependent_function_opset_versions)):
+        types = [_type_bytes(value) for value in node.inputs]
+        proto = ir.serde.serialize_node(node).SerializeToString()
+        body = schema.get_context_dependent_function_with_opset_version(found, proto, types)
+        return _deserialize(body, node, opsets) if body else None
     return None
 
 

@@ -56,15 +56,7 @@ def fused_operators() -> list[FusedOperator]:
 def emit(
     op: Builder, name: str, *inputs: Value | None, like: Sequence[Value | None], **attributes: Any
 ) -> tuple[Value, ...]:
-    """Emit one node of the domain ``onnxtrain``.
-
-    Args:
-        op: The builder of the rule's node.
-        name: The operator.
-        *inputs: Its inputs.
-        like: For each output, a value of the same type and shape.
-        **attributes: Its attributes.
-    """
+    """Emit one node of the domain ``onnxtrain``; ``like`` has a value of the type and shape of each output."""
     op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
     outputs = op.several(name, *inputs, outputs=len(like), domain=ONNXTRAIN_DOMAIN, **attributes)
     for output, source in zip(outputs, like, strict=True):

@@ -12,12 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
-
-from onnxtrain.cli.configuration import given_tokens
-from onnxtrain.cli.flags import DISTRIBUTED, SWITCH
+from onnxtrain.cli.configuration import TOKENS
+from onnxtrain.cli.flags import DISTRIBUTED, flag, grouped
 from onnxtrain.distributed.mpi import environment_rank, tell_ranks
 from onnxtrain.errors import OptionError
 
@@ -34,37 +32,25 @@ _GRACE = 3.0
 """Seconds that rank 0 has to report an error before another rank ends, which makes the launcher end all of them."""
 
 
-@Parameter(name="*", group=DISTRIBUTED)
+@grouped(DISTRIBUTED)
 @dataclass(frozen=True)
 class DistributedFlags:
     """Data-parallel training in several processes."""
 
-    parallel: Annotated[
-        Literal["mpi"] | None,
-        Parameter(help="Train in the processes that mpiexec or srun has started, each on its part of every batch."),
-    ] = None
-    processes: Annotated[int | None, Parameter(help="Start this many processes here, with mpiexec.")] = None
-    restarts: Annotated[
-        int, Parameter(help="With --processes: restarts from the last checkpoint after a process was lost, at most.")
-    ] = 0
-    sum_order: Annotated[
-        Literal["rank", "fast"],
-        Parameter(help="rank: the same bits on every network. fast: MPI's own sums."),
-    ] = "rank"
-    compress: Annotated[
-        str | None,
-        Parameter(
-            metavar="HOW",
-            help="Send gradients as float16 or bfloat16, or the largest share of them, 0.01, with error feedback.",
-        ),
-    ] = None
-    shard_states: Annotated[
-        bool, SWITCH, Parameter(help="Keep a share of the optimizer's states in each process, not all of them.")
-    ] = False
-    shard_gradients: Annotated[
-        bool, SWITCH, Parameter(help="Keep a share of the gradients, too; with --shard-states.")
-    ] = False
-    wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
+    parallel: Literal["mpi"] | None = flag(
+        None, "Train in the processes that mpiexec or srun has started, each on its part of every batch."
+    )
+    processes: int | None = flag(None, "Start this many processes here, with mpiexec.")
+    restarts: int = flag(0, "With --processes: restarts from the last checkpoint after a process was lost, at most.")
+    sum_order: Literal["rank", "fast"] = flag("rank", "rank: the same bits on every network. fast: MPI's own sums.")
+    compress: str | None = flag(
+        None,
+        "Send gradients as float16 or bfloat16, or the largest share of them, 0.01, with error feedback.",
+        metavar="HOW",
+    )
+    shard_states: bool = flag(False, "Keep a share of the optimizer's states in each process, not all of them.")
+    shard_gradients: bool = flag(False, "Keep a share of the gradients, too; with --shard-states.")
+    wait: float = flag(600.0, "Seconds to wait for another process before giving it up.")
 
     def communicator(self) -> Communicator | None:
         """Return the communicator of several processes, if any."""
@@ -131,7 +117,7 @@ def launch(processes: int, restarts: int, *, checkpoint: str | None) -> int:
     mpiexec = shutil.which("mpiexec", path=folders)
     if mpiexec is None:
         raise OptionError("--processes needs mpiexec, which is not there; install an MPI, such as pip install mpich.")
-    tokens = _without(given_tokens(), "--processes", "--restarts")
+    tokens = _without(TOKENS.get(), "--processes", "--restarts")
     for start in range(restarts + 1):
         resume = ["--resume"] if start and "--resume" not in tokens else []
         code = subprocess.run(

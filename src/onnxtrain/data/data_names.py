@@ -13,8 +13,7 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxtrain.data.conversion import TensorSpec
-from onnxtrain.data.image_form import Pixels, Resizing
-from onnxtrain.data.preprocessor import read_preprocessor, read_settings
+from onnxtrain.data.image_form import Pixels, Resizing, read_preprocessor, read_settings
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.domains import LABELS
 from onnxtrain.model_file.file import ModelFile

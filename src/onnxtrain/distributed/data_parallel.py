@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,7 @@ from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.hashing import checksum
-from onnxtrain.distributed.agreement import SAME_CALLS, check_same, check_weights
-from onnxtrain.distributed.communicator import Communicator
+from onnxtrain.distributed.communicator import SAME_CALLS, Communicator, check_same
 from onnxtrain.distributed.reduction import Reduction
 from onnxtrain.errors import ParallelError
 from onnxtrain.graph.clone import all_nodes
@@ -239,10 +239,8 @@ class DataParallelExecutor(Executor):
         own = super()._label_weights(feeds)
         if len(own) == 1:
             return own
-        table = np.zeros((self.communicator.size, len(own)))
-        table[self.communicator.rank] = own
-        self.communicator.all_gather_(table)
-        return [functools.reduce(operator.add, column) for column in table.T.tolist()]
+        columns = self.communicator.gather(np.asarray(own, np.float64)).T.tolist()
+        return [functools.reduce(operator.add, column) for column in columns]
 
     @property
     def residual_names(self) -> list[str]:
@@ -254,13 +252,7 @@ class DataParallelExecutor(Executor):
         return super().checkpoint_states() | self._kept_residuals()
 
     def _kept_residuals(self) -> dict[str, np.ndarray]:
-        found = {}
-        for name, own in self._residuals_of().items():
-            whole = np.zeros((self.communicator.size, *own.shape), own.dtype)
-            whole[self.communicator.rank] = own
-            self.communicator.all_gather_(whole)
-            found[f"{name}/residual"] = whole
-        return found
+        return {f"{name}/residual": self.communicator.gather(own) for name, own in self._residuals_of().items()}
 
     def load_states(self, values: Mapping[str, np.ndarray]) -> None:
         """Load the states of a checkpoint; residuals of another number of ranks are divided equally."""
@@ -298,8 +290,16 @@ class DataParallelExecutor(Executor):
 
     def check_equal_weights(self) -> None:
         """Check that all ranks have the same weights."""
-        trained = [*self.objective.parameters, *self.objective.statistics]
-        check_weights(self.communicator, {name: self.states.current(name) for name in trained})
+        names = [*self.objective.parameters, *self.objective.statistics]
+        own = {name: zlib.crc32(np.ascontiguousarray(self.states.current(name)).data) for name in names}
+        records = self.communicator.gather_objects(own)
+        for rank, record in enumerate(records):
+            other = [name for name, checksum in record.items() if checksum != records[0][name]]
+            if other:
+                raise ParallelError(
+                    f"Rank {rank} has other values of {', '.join(other[:5])} than rank 0: something changed them in "
+                    "one process alone, such as a callback or a script that asks for its rank."
+                )
 
     def _mean_statistics(self, present: np.ndarray) -> None:
         """Replace running statistics by their means over the ranks that had a part of the batch."""
@@ -333,10 +333,8 @@ class SyncBatchNormExecutor(DataParallelExecutor):
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
         """Train one step on all ranks; see :class:`DataParallelExecutor`."""
-        communicator = self.communicator
-        counts = np.zeros(communicator.size, np.int64)
-        counts[communicator.rank] = own = self._micro_batches(self._rows(feeds))
-        communicator.all_gather_(counts)
+        own = self._micro_batches(self._rows(feeds))
+        counts = self.communicator.gather(np.asarray(own))
         names = self.objective.names
         self._silent = True
         try:

@@ -12,8 +12,8 @@ from onnxtrain.editing.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.operands import Value
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import Value
 from onnxtrain.model_file.validity import refuses_invalid
 
 

@@ -1,4 +1,4 @@
-"""Infer the types and shapes of a whole model by ONNX's own inference."""
+"""Infer the types and shapes of a whole model by ONNX's own inference; fold the sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,20 @@ from onnxtrain.graph.declared_shapes import (
     forget_shapes,
     forget_undefined_types,
 )
+from onnxtrain.graph.inference import infer_microsoft_types
 from onnxtrain.graph.limits import check_depth, check_shapes
-from onnxtrain.graph.microsoft_shapes import infer_microsoft_types
-from onnxtrain.graph.symbols import is_open, needs_inference, resolve_symbols
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.sizes import (
+    Content,
+    computed_content,
+    constant_content,
+    is_made_up,
+    is_open,
+    is_plain,
+    product,
+    quotient,
+)
+from onnxtrain.graph.symbols import needs_inference, resolve_symbols
+from onnxtrain.graph.value import Dimension, add_initializer, dimensions
 
 _INFERENCES: list[Callable[[ir.Node], bool]] = [infer_microsoft_types]
 _NAMERS: list[Callable[[ir.Node], list[ir.Value]]] = []
@@ -144,3 +154,82 @@ def _better(old: Shape | None, new: Shape) -> ir.Shape:
     if old is None or len(old) != len(new):
         return ir.Shape(new)
     return ir.Shape([b if isinstance(b, int) or a is None else a for a, b in zip(old, new, strict=True)])
+
+
+_ROUNDS = 8
+"""Times that shapes are inferred again with sizes that reshapes have taught."""
+
+
+def fold_sizes(model: ir.Model) -> dict[ir.Value, Content]:
+    """Replace small integer tensors that follow from known shapes by constants, in place."""
+    known: dict[ir.Value, Content] = {}
+    for _ in range(_ROUNDS):
+        if not _fold(model.graph, known):
+            break
+        infer_again(model)
+        known.clear()
+    return known
+
+
+def infer_again(model: ir.Model) -> None:
+    """Infer the sizes that inference did not find before, in place."""
+    for value in [output for node in model.graph for output in node.outputs]:
+        sizes = dimensions(value)
+        if sizes is not None and any(map(is_made_up, sizes)):
+            value.shape = ir.Shape([None if is_made_up(size) else size for size in sizes])
+    infer_shapes(model)
+
+
+def _fold(graph: ir.Graph, known: dict[ir.Value, Content]) -> bool:
+    """Fold once; return whether a reshape taught a size from which others may follow."""
+
+    def content(value: ir.Value | None) -> Content | None:
+        return known[value] if value in known else constant_content(value)
+
+    def shape(value: ir.Value | None) -> Shape | None:
+        sizes = dimensions(value)
+        return None if sizes is None else tuple(size if is_plain(size) else None for size in sizes)
+
+    learned = False
+    for node in list(graph):
+        if node.domain or len(node.outputs) != 1:
+            continue
+        learned = _learn_reshaped(node, content) or learned
+        (output,) = node.outputs
+        constant = node.op_type == "Constant"
+        found = constant_content(output) if constant else computed_content(node, content, shape)
+        if found is None:
+            continue
+        known[output] = found
+        if constant or output.dtype not in (ir.DataType.INT64, ir.DataType.INT32) or output.is_graph_output():
+            continue
+        if len(dimensions(output) or ()) == found.ndim and all(isinstance(item, int) for item in found.flat):
+            name = f"{output.name}/known"
+            while name in graph.initializers:
+                name += "'"
+            value = add_initializer(graph, ir.tensor(found.astype(output.dtype.numpy()), name=name))
+            output.replace_all_uses_with(value)
+            known[value] = found
+    return learned
+
+
+def _learn_reshaped(node: ir.Node, content: Callable[[ir.Value | None], Content | None]) -> bool:
+    """Give the output of a reshape the sizes that its target holds; return whether any was not known."""
+    if node.op_type != "Reshape" or "allowzero" in node.attributes:
+        return False
+    before, after, target = dimensions(node.inputs[0]), dimensions(node.outputs[0]), content(node.inputs[1])
+    if before is None or after is None or target is None or len(target) != len(after):
+        return False
+    open_axes = {axis for axis, size in enumerate(after) if size is None or is_made_up(size)}
+    found = list(after)
+    for axis in open_axes:
+        found[axis] = before[axis] if target[axis] == 0 else None if target[axis] == -1 else target[axis]
+    if found.count(None) == 1:
+        found[found.index(None)] = quotient(product(before), product([size or 1 for size in found]))
+    for axis in open_axes:
+        if found[axis] is None or is_made_up(found[axis]):
+            found[axis] = after[axis]
+    if found == list(after):
+        return False
+    node.outputs[0].shape = ir.Shape(found)
+    return True

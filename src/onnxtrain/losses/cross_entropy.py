@@ -163,8 +163,7 @@ class SoftmaxCrossEntropy(ClassLoss):
         if weights is not None:
             uniform = weighted(op, uniform.with_shape(target.shape), weights)
         if self.ignore_index is not None:
-            counts = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), total.dtype)
-            uniform = uniform * counts
+            uniform = uniform * op.cast(op.Not(self.ignored(op, target)), total.dtype)
         spread = op.ReduceSum(uniform, keepdims=0) / size_of(op, log_probability, 1)
         return total * (1.0 - self.label_smoothing) - spread * self.label_smoothing
 
@@ -201,7 +200,7 @@ class SoftmaxCrossEntropy(ClassLoss):
     def label_weights(self, op: Builder, prediction: Value, target: Value) -> Value | None:
         """Emit the weight of each label: its class's, 0 where it is ignored; ``None`` where all weights are 1."""
         by_class = self._weights(op, prediction, self.class_axis(prediction))
-        ignored = None if self.ignore_index is None else op.Equal(target, op.scalar(self.ignore_index, target))
+        ignored = None if self.ignore_index is None else self.ignored(op, target)
         if by_class is None:
             return None if ignored is None else op.cast(op.Not(ignored), prediction.dtype)
         if ignored is None:

@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.clone import all_nodes
-from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.graph.value import attributes_of
+from onnxtrain.lowering.rewrite import gradient_nodes
 from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json
-from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
 
 STATES_KEY = "onnxtrain.states"
@@ -42,7 +42,7 @@ class Description(NamedTuple):
         """Describe an entry whose Gradient and optimizer nodes are still in the graph."""
         graph = entry.model.graph
         optimizers = [node for node in all_nodes(graph) if find(node.domain, node.op_type) is not None]
-        gradients = [node for node in graph if (node.domain, node.op_type) == (TRAINING_DOMAIN, "Gradient")]
+        gradients = gradient_nodes(graph)
         rates = _sources(node.inputs[0] for node in optimizers)
         counts = _sources(node.inputs[1] for node in optimizers)
         trained = {value.name for node in (*gradients, *optimizers) for value in _variables(node)}

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxtrain.data import Dataset
 from onnxtrain.data.hashing import Fingerprint, describe_graph
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.file import ModelFile
@@ -29,7 +28,7 @@ JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str, JSON]:
     """Describe the settings of a trainer, without its model."""
-    optimizer, loss, form = config.optimizer, objective.loss, objective.form
+    optimizer, loss, kinds = config.optimizer, objective.loss, [form.kind for form in objective.forms]
     sparsified = sorted(objective.sparsified(config.sparsify))
     groups = {
         name: {"learning_rate": rule.rate_scale, **_describe_attributes(rule.optimizer)}
@@ -40,7 +39,7 @@ def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str,
         **({} if config.ema is None else {"ema": describe(config.ema)}),
         "loss": describe(loss) if loss is not None else f"output:{objective.prediction.name}",
         "output": str(objective.prediction.name),
-        "targets": [each.kind for each in form] if isinstance(form, tuple) else None if form is None else form.kind,
+        "targets": kinds if objective.several else next(iter(kinds), None),
         "optimizer": type(optimizer).__name__,
         "attributes": _describe_attributes(optimizer),
         "sparsity": describe(optimizer.sparsity_modifier),
@@ -69,11 +68,6 @@ def _describe_attributes(optimizer: Optimizer) -> dict[str, JSON]:
 def describe_masks(masks: Mapping[str, np.ndarray]) -> dict[str, JSON]:
     """Hash masks."""
     return {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in masks.items()}
-
-
-def describe_data(dataset: Dataset | None) -> JSON:
-    """Describe data by its number of examples and a hash; both are ``None`` for an iterable of unknown content."""
-    return None if dataset is None else {"examples": dataset.size, "content": dataset.fingerprint()}
 
 
 def describe_model(file: ModelFile) -> dict[str, JSON]:

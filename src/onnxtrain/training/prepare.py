@@ -221,14 +221,12 @@ def _heads(
         declared = [
             (named_output(model.graph, name), own, free_names(model.graph, [f"{name}_target"])[0]) for name, own in loss
         ]
-    forms = config.form
+    forms = config.forms
     if forms is None:
         found = [
             own.first_form(wrapped(output, model.opset_imports[""]), config.targets) for output, own, _ in declared
         ]
         forms = tuple(replace(form, ignoring=ignoring) for form in found)
-    elif not isinstance(forms, tuple):
-        forms = (forms,)
     return [
         head_of(model, output, own, form, name, find_scores(model, output, learned, emit=own.probabilities is not None))
         for (output, own, name), form in zip(declared, forms, strict=True)

@@ -38,8 +38,7 @@ from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.parameters.masks import set_to_zero
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.data_adapter import DataAdapter, is_packed
-from onnxtrain.training.description import describe_data
+from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.executor import Executor
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
@@ -112,7 +111,7 @@ class TrainedModel:
             folder=config.model.folder,
             recorded=recorded_labels(config.model),
         )
-        self._evaluators: dict[tuple[Forms | None, bool, bool, bool], Evaluator] = {}
+        self._evaluators: dict[tuple[Forms, bool, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
 
     @classmethod
@@ -253,7 +252,7 @@ class TrainedModel:
         source = data if y is None else (data, y)
         evaluator, dataset = self.open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
         if self._communicator.size > 1:
-            self.executor.check_agreement({"call": "evaluate", "data": describe_data(dataset)}, {"data": dataset})
+            self.executor.check_agreement({"call": "evaluate", "data": dataset.describe()}, {"data": dataset})
         found = evaluator.evaluate(dataset, batch_size, metrics, self._communicator)
         self._warn_once(*evaluator.doubts)
         return found
@@ -269,27 +268,21 @@ class TrainedModel:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        objective = self.objective.packing(is_packed(source))
         dataset, objective = self.data_adapter.open_with_targets(
-            objective,
-            source,
-            target=target,
-            sample_weight=sample_weight,
-            learning=False,
-            config=self.config,
+            self.objective, source, target=target, sample_weight=sample_weight, config=self.config
         )
         self._warn_once(*dataset.hints)  # of rows that were cut or left out
         if (labels := self.data_adapter.take_new_labels()) is not None and self.data_adapter.labels_are_assumed:
             self._warn_once(assumed_order(labels))
         weighted = objective.weights is not None
-        return self._evaluator(objective.form, ema, weighted=weighted, packed=objective.packed), dataset
+        return self._evaluator(objective.forms, ema, weighted=weighted, packed=objective.packed), dataset
 
     def _look(self, feeds: dict[str, np.ndarray]) -> None:
         """Warn of outputs in the first rows of the training that look like probabilities, but are taken for logits."""
         objective = self.objective
         if self._communicator.rank:
             return
-        evaluator = self._evaluator(objective.form, ema=False, packed=objective.packed)
+        evaluator = self._evaluator(objective.forms, ema=False, packed=objective.packed)
         self._warn_once(*evaluator.find_doubts({spec.name: feeds[spec.name] for spec in objective.inputs}))
 
     def _warn_once(self, *texts: str) -> None:
@@ -335,7 +328,7 @@ class TrainedModel:
         found = self.data_adapter.as_given(objective, data, batch_size) or self.data_adapter.open(
             objective, data, target=target
         )
-        arrays = self._evaluator(objective.form, ema).predict(found, batch_size)
+        arrays = self._evaluator(objective.forms, ema).predict(found, batch_size)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     @checks_arguments
@@ -376,7 +369,7 @@ class TrainedModel:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.evaluation import check_answers
 
-        evaluator = self._evaluator(self.objective.form, ema)
+        evaluator = self._evaluator(self.objective.forms, ema)
         heads = evaluator.objective.heads
         if not heads:
             raise OptionError(
@@ -393,19 +386,19 @@ class TrainedModel:
         by_head = {name: result for name, result in results.items() if result is not None}
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
-    def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
+    def _evaluator(self, forms: Forms, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
         self._state.check_averages(ema)
         packed = packed or self.config.packed
-        key = form, ema, weighted, packed
+        key = forms, ema, weighted, packed
         found = self._evaluators.get(key)
         if found is None:
             with self._lock:
                 found = self._evaluators.get(key)
                 if found is None:
-                    found = self._evaluators[key] = self._new_evaluator(form, ema, weighted, packed)
+                    found = self._evaluators[key] = self._new_evaluator(forms, ema, weighted, packed)
         return found
 
-    def _new_evaluator(self, form: Forms | None, ema: bool, weighted: bool, packed: bool) -> Evaluator:
+    def _new_evaluator(self, forms: Forms, ema: bool, weighted: bool, packed: bool) -> Evaluator:
         from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
 
         config, objective = self.config, self.objective
@@ -414,7 +407,7 @@ class TrainedModel:
                 objective = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
             self._in_inference = objective
         return Evaluator(
-            self._in_inference.packing(packed).with_form(form).weighting(weighted),
+            self._in_inference.packing(packed).with_forms(forms).weighting(weighted),
             self.executor.states,
             config.runtime,
             self._state.averages if ema else None,

@@ -38,13 +38,12 @@ from onnxtrain.training.config import (
     Precision,
     TrainingConfig,
 )
-from onnxtrain.training.data_adapter import is_packed
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.trained_model import TrainedModel, trains
 from onnxtrain.training.working_copy.adaptation import Adaptation
 
 if TYPE_CHECKING:
-    from onnxtrain.data.augmentation import Augment
+    from onnxtrain.data.pipeline import Augment
     from onnxtrain.training.callbacks.base import Callback
     from onnxtrain.training.callbacks.history import History
     from onnxtrain.training.callbacks.progress import ProgressLike
@@ -179,15 +178,15 @@ class Trainer(TrainedModel):
         """
         config = dataclasses.replace(self.config, **changes)
         if config != self.config:
-            objective = self.objective.packing(config.packed).with_form(config.form).weighting(config.weighted)
+            objective = self.objective.packing(config.packed).with_forms(config.forms).weighting(config.weighted)
             self.executor.change(objective, config)
 
     def _use(self, objective: Objective) -> None:
         """Switch the steps to the targets and weights of an objective."""
         if objective is not self.objective:
-            form = self.config.form if objective.form == self.objective.form else objective.form
+            forms = self.config.forms if objective.forms == self.objective.forms else objective.forms
             weighted, packed = objective.weights is not None, objective.packed
-            self.change_settings(form=form, weighted=weighted, packed=packed)
+            self.change_settings(forms=forms, weighted=weighted, packed=packed)
 
     @property
     def learning_rate(self) -> float:
@@ -416,9 +415,6 @@ class Trainer(TrainedModel):
                 state=self._state,
                 rate=self._rate,
                 names=self.data_adapter.names,
-                dataset=dataset,
-                features=features,
-                validation=validated,
                 metrics=measured,
                 rates=rates,
                 callbacks=listeners,
@@ -432,7 +428,10 @@ class Trainer(TrainedModel):
                 batch_size=size,
                 ema=ema,
                 checkpoints=checkpoints,
-            )
+            ),
+            dataset,
+            validated,
+            features,
         )
         self.executor.use_features(wanted=cache_features)
         try:
@@ -532,14 +531,8 @@ class Trainer(TrainedModel):
         Raises:
             DataError: The data cannot be read or do not fit.
         """
-        objective = self.objective.packing(is_packed(source))
         dataset, objective = self.data_adapter.open_with_targets(
-            objective,
-            source,
-            target=target,
-            sample_weight=sample_weight,
-            learning=True,
-            config=self.config,
+            self.objective, source, target=target, sample_weight=sample_weight, learning=True, config=self.config
         )
         self._warn_once(*dataset.hints)
         self._use(objective)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
+from onnxtrain.autodiff.placement import (
     LAST,
     Size,
     add,
     as_value,
+    count_to,
     flat_positions,
     flat_scatter,
     pad_to,
@@ -23,6 +22,7 @@ from onnxtrain.autodiff.rules.placement import (
     shaped,
     size_of,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.value import Dimension
@@ -57,9 +57,6 @@ def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
         wide = op.cast(op.Reshape(index, op.ints(1)), op.ints(0).dtype)
         begin = op.Where(op.Less(wide, op.ints(0)), op.Add(wide, as_value(op, size)), wide)
     block = op.Unsqueeze(dy, op.ints(axis))
-    if x.shape is not None:
-        position = axis % len(x.shape)
-        block.with_shape((*x.shape[:position], 1, *x.shape[position + 1 :]))
     return pad_to(block, [axis], [begin], [size])
 
 
@@ -81,7 +78,7 @@ def gather_gradient(node: Node) -> Sequence[Value]:
     axis, known, taken = node.attribute("axis"), node.y.shape, node.input(4)
     if taken is not None:
         dy = op.Gather(dy, taken, axis=axis)
-    flat = _flat(indices)
+    flat = indices if indices.rank == 1 else op.Reshape(indices, op.ints(-1))
     before = _product_of(shape, known, 0, axis)
     after = _product_of(shape, known, axis + 1, None) if axis != -1 else 1
     size = known[axis] if known is not None else None
@@ -128,14 +125,6 @@ def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, e
     return op.ReduceProd(op.Slice(shape, op.ints(start), ends), keepdims=1).with_shape((1,))
 
 
-def _flat(indices: Value) -> Value:
-    op, static = indices.op, indices.static_shape
-    count = None if static is None else int(np.prod(static))
-    if indices.rank == 1:
-        return indices
-    return op.Reshape(indices, op.ints(-1)).with_shape((count,))
-
-
 @register_gradient("GatherElements")
 def gather_elements(node: Node, dy: Value) -> Gradients:
     """y_i = x at index_i along an axis: dx = zeros with dy added at the indices."""
@@ -161,8 +150,7 @@ def compress(node: Node, dy: Value) -> Gradients:
     axis = node.attribute("axis")
     if axis is not None:
         return _put_back_rows(node, dy, chosen, axis), None
-    flat = op.Reshape(op.zeros_like(x), op.ints(-1))
-    return op.reshape_like(op.ScatterElements(flat, chosen, dy, axis=0), x), None
+    return flat_scatter(x, chosen, dy), None
 
 
 @register_gradient("TopK")
@@ -176,12 +164,11 @@ def top_k(node: Node, dvalues: Value, dindices: None) -> Gradients:
 @register_gradient("Unique")
 def unique(node: Node, dy: Value, *_positions: None) -> Gradients:
     """y = the first of each distinct element (or slice along an axis) of x: dx = zeros with dy at their positions."""
-    op, x, axis = node.op, node.x, node.attribute("axis")
+    x, axis = node.x, node.attribute("axis")
     first = node.output_required(1, ir.DataType.INT64, (None,))
     if axis is not None:
         return _put_back_rows(node, dy, first, axis)
-    zeros = op.reshape(op.zeros_like(x), op.ints(-1))
-    return op.reshape_like(op.ScatterElements(zeros, first, dy, axis=0), x)
+    return flat_scatter(x, first, dy)
 
 
 @register_gradient("OneHot")
@@ -202,11 +189,9 @@ def tensor_scatter(node: Node, dy: Value) -> Gradients:
     begins, axis = node.input(2), node.attribute("axis", -2)
     mode = node.attribute("mode", "linear")
     dpast = op.TensorScatter(dy, op.zeros_like(update), begins, axis=axis, mode=mode)
-    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-    steps = op.Range(zero, op.Reshape(as_value(op, size_of(update, axis)), op.ints()), one)
     rank = node.rank(update)
     axis %= rank
-    positions = op.Reshape(steps, op.ints(*([-1] + [1] * (rank - 1 - axis))))
+    positions = op.Reshape(count_to(op, size_of(update, axis)), op.ints(*([-1] + [1] * (rank - 1 - axis))))
     if begins is not None:
         positions = op.Add(op.Reshape(begins, op.ints(*([-1] + [1] * (rank - 1)))), positions)
     if mode == "circular":

@@ -61,13 +61,8 @@ class _Steps:
     unstacked: set[ir.Value] = field(default_factory=set)
 
 
-@dataclass
-class _Found:
-    """The gradients of the initial states, of the sliced tensors and of the captured values."""
-
-    states: list[Value | None]
-    taken: list[Value | None]
-    captured: list[Value | None]
+_Found = tuple[list[Value | None], list[Value | None], list[Value | None]]
+"""The gradients of the initial states, of the sliced tensors and of the captured values."""
 
 
 @register_gradient("Scan")
@@ -85,8 +80,8 @@ def scan(node: Node, *dys: Value | None) -> Gradients:
     for index, value in enumerate(graph.inputs):
         _know_type(value, node.input_required(index).ir)
     states, next_states = list(graph.inputs[:count]), list(graph.outputs[:count])
-    found = _reversed(node, _Steps(graph, states, next_states, list(dys[:count]), taken, given))
-    return [*found.states, *found.taken, *found.captured]
+    steps = _Steps(graph, states, next_states, list(dys[:count]), taken, given)
+    return [gradient for part in _reversed(node, steps) for gradient in part]
 
 
 def _know_type(inner: ir.Value, outer: ir.Value) -> None:
@@ -132,8 +127,8 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
     # The numbers of the steps are always recorded: they give the count.
     steps.taken.append(_Slice(iteration, _recorded(node, graph, iteration)))
     steps.constants[condition] = node.op.constant(True, np.bool_).ir
-    found = _reversed(node, steps)
-    return [None, None, *found.states, *found.captured]
+    dstates, _, captured = _reversed(node, steps)
+    return [None, None, *dstates, *captured]
 
 
 def _recorded(node: Node, graph: ir.Graph, value: ir.Value) -> Value:
@@ -227,9 +222,7 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
     dstates = [None if carry is None else next(remaining) for carry in inner.carried]
     sums = {value.ir: next(remaining) for value in summed}
     slices = {id(item): next(remaining) for item, _ in sent}
-    return _Found(
-        dstates, [slices.get(id(item)) for item in steps.taken], [sums.get(value.ir) for value in node.captured]
-    )
+    return dstates, [slices.get(id(item)) for item in steps.taken], [sums.get(value.ir) for value in node.captured]
 
 
 def _accumulated(op: Builder, total: Value, gradient: Value) -> Value:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
+from onnxtrain.autodiff.placement import (
     FIRST,
     LAST,
     Size,
@@ -24,6 +22,7 @@ from onnxtrain.autodiff.rules.placement import (
     sizes_of,
     subtract,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 
 
@@ -101,7 +100,7 @@ def _spread_axis(node: Node, axis: _Axis, block: Value) -> tuple[Size, Value]:
     if abs(axis.step) > 1:
         block = _interleaved(block, axis.axis % node.rank(), abs(axis.step))
     # An empty block has no first element; it may lie anywhere.
-    return bounded(op, start, 0, subtract(size, size_of(block, axis.axis))), block
+    return bounded(op, start, subtract(size, size_of(block, axis.axis))), block
 
 
 def _clamped(op: Builder, axis: _Axis, size: Size) -> Size:
@@ -114,7 +113,7 @@ def _clamped(op: Builder, axis: _Axis, size: Size) -> Size:
         start = start if start > 0 else add(size, max(start, -LAST))
     else:
         start = op.Where(op.Less(start, op.ints(0)), op.Add(start, as_value(op, size)), start)
-    return bounded(op, start, 0, last)
+    return bounded(op, start, last)
 
 
 def _reversed(value: Value, axis: int) -> Value:
@@ -198,16 +197,11 @@ def _known_pads(node: Node) -> list[tuple[int, int, int]] | None:
     if known is None:
         return None
     count = len(known) // 2
-    axes: Sequence[int] | None = range(count) if given is None else _numbers(given)
+    axes = range(count) if given is None else given.constant()
     if axes is None:
         return None
     pads = zip(axes, known[:count].tolist(), known[count:].tolist(), strict=True)
     return [(int(axis), begin, end) for axis, begin, end in pads if begin or end]
-
-
-def _numbers(value: Value) -> list[int] | None:
-    known = value.constant()
-    return None if known is None else [int(number) for number in known]
 
 
 def _copied_once(x: Value, mode: str, axis: int, begin: int, end: int) -> bool:

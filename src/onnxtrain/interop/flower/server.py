@@ -16,7 +16,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.interop.flower.messages import CLIENT_FAILED, EXAMPLES, flower, from_record, to_record
 from onnxtrain.losses.heads import check_numbers
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.model_file.writing import AtomicFiles, check_writable
+from onnxtrain.model_file.writing import check_writable, write_files
 from onnxtrain.training.config import Options
 from onnxtrain.training.trainer import Trainer
 
@@ -122,8 +122,7 @@ class Federation:
         if round_number:
             self.trainer.save(self._path)
         if self._history is not None:
-            with AtomicFiles() as files, files.create(self._history) as file:
-                file.write(json.dumps(self._rows, indent=1).encode())
+            write_files({self._history: json.dumps(self._rows, indent=1).encode()})
         return measured
 
     def check_trained(self) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.clone import producers, subgraphs, values_read
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.operators.registry import OPTIMIZERS
 
@@ -147,7 +147,7 @@ class Readers:
         self.outputs = set(graph.outputs)
         self._by_value: dict[ir.Value, dict[ir.Node, None]] = {}
         for node in graph:
-            for value in _read(node):
+            for value in values_read(node):
                 self._by_value.setdefault(value, {})[node] = None
 
     def of(self, value: ir.Value) -> Iterator[Reading]:
@@ -207,10 +207,11 @@ def _leads_back(value: ir.Value, operand: ir.Value) -> bool:
     node = value.producer()
     if node is None:
         return False
+    given = [item for item in node.inputs if item is not None]
     if subgraphs(node):
-        return operand in _read(node) or any(_leads_back(item, operand) for item in node.inputs if item is not None)
-    passes_on = any(value in _not_stored(node, item) for item in node.inputs if item is not None)
-    return passes_on and any(_leads_back(item, operand) for item in node.inputs if item is not None)
+        return operand in values_read(node) or any(_leads_back(item, operand) for item in given)
+    passes_on = any(value in _not_stored(node, item) for item in given)
+    return passes_on and any(_leads_back(item, operand) for item in given)
 
 
 def _is_constant(value: ir.Value | None) -> bool:
@@ -228,7 +229,7 @@ class Ancestors:
         self._before: dict[ir.Node, int] = {}
         for node, position in self._index.items():
             before = 0
-            for predecessor in _predecessors(node):
+            for predecessor in producers(node):
                 if predecessor in self._before:
                     before |= self._before[predecessor]
             self._before[node] = before | (1 << position)
@@ -240,11 +241,3 @@ class Ancestors:
     def includes(self, node: ir.Node, candidate: ir.Node) -> bool:
         """Return whether ``candidate`` is an ancestor of ``node``."""
         return bool(self._before[node] >> self._index[candidate] & 1)
-
-
-def _predecessors(node: ir.Node) -> list[ir.Node]:
-    return [producer for value in _read(node) if (producer := value.producer()) is not None]
-
-
-def _read(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None] + captured_values(node)

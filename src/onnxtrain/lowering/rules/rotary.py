@@ -136,7 +136,7 @@ def _width(value: ir.Value) -> Dimension:
 def _leaves_rows(node: ir.Node, size: int) -> bool:
     """Return whether the rows of a node's result, along the last axis, are among those of its first input."""
     source = node.inputs[0]
-    sizes = None if source is None else dimensions(source)
+    sizes = dimensions(source)
     if not sizes or sizes[-1] != size or size < 2:
         return False
     if node.op_type == "Gather":

@@ -206,7 +206,7 @@ def _fixed_length(specs: Sequence[TensorSpec]) -> int | None:
     return next((int(shape[1]) for shape in shapes if isinstance(shape[1], int)), None)
 
 
-class ChatExamples:
+class ChatExamples(Examples):
     """Rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row."""
 
     def __init__(
@@ -217,8 +217,6 @@ class ChatExamples:
         if list(self._roles.values()).count("ids") != 1:
             shown = ", ".join(f"'{spec.name}'" for spec in specs)
             raise DataError(f"texts need one model input for token ids, but the model's inputs are {shown}.")
-        self.columns: dict[str, tuple[str, ...]] = {}
-        self.declared_labels: tuple[str, ...] = ()
         self.of_tokens = True
         self.hints = tokens.hints
         self.lengths = None if length else tokens.lengths
@@ -245,10 +243,6 @@ class ChatExamples:
     def weights_of(self, weights: Array, name: str) -> Array:
         """Return the weights of the rows that were not left out."""
         return of_rows(weights, self._tokens.read, name, self._tokens.kept)
-
-    def all_targets(self) -> Array | None:
-        """Return None: rows have different lengths."""
-        return None
 
     def fingerprint(self) -> str | None:
         """Return the fingerprint of the rows."""

@@ -15,7 +15,7 @@ from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.csv_file import CsvFile
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.map_dataset import ExampleSource, of_rows
+from onnxtrain.data.map_dataset import Examples, ExampleSource, of_rows
 from onnxtrain.data.parquet_file import ParquetFile
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.data.tokenizer import Encoded, Text, cut_text
@@ -448,7 +448,7 @@ class Comparisons(ExampleSource):
         return GroupExamples(self._tokens, specs, fixed, self._padding, self.reference, need_target=need_target)
 
 
-class GroupExamples:
+class GroupExamples(Examples):
     """Groups of rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row."""
 
     def __init__(
@@ -467,8 +467,6 @@ class GroupExamples:
         if list(self._roles.values()).count("ids") != 1:
             shown = ", ".join(f"'{spec.name}'" for spec in specs)
             raise DataError(f"texts need one model input for token ids, but the inputs are {shown}.")
-        self.columns: dict[str, tuple[str, ...]] = {}
-        self.declared_labels: tuple[str, ...] = ()
         self.hints = tokens.hints
         self.lengths = None if length else tokens.lengths
 
@@ -527,10 +525,6 @@ class GroupExamples:
     def weights_of(self, weights: Array, name: str) -> Array:
         """Return the weights of the examples that were not left out."""
         return of_rows(weights, self._tokens.read, name, self._tokens.kept)
-
-    def all_targets(self) -> Array | None:
-        """Return None: reading the examples gives the targets."""
-        return None
 
     def fingerprint(self) -> str | None:
         """Return the fingerprint of the rows."""

@@ -16,8 +16,7 @@ import onnx_ir as ir
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.conversion import Array
-from onnxtrain.distributed.agreement import check_same
-from onnxtrain.distributed.communicator import Communicator, Single
+from onnxtrain.distributed.communicator import Communicator, Single, check_same
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import all_nodes
