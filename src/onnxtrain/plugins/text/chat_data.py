@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from onnxtrain.data.conversion import TensorSpec
-from onnxtrain.data.map_dataset import ExampleSource
+from onnxtrain.data.map_dataset import Examples, ExampleSource
 from onnxtrain.data.packing import LONGEST_ROW, PackedSequences
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
