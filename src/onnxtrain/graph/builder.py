@@ -35,7 +35,7 @@ class Builder:
         outer: Builder | None = None,
     ) -> None:
         self.graph = graph
-        self.opset = opset or (graph.opset_imports.get("", 1) if outer is None else outer.opset)
+        self.opset: int = opset or (graph.opset_imports.get("", 1) if outer is None else outer.opset)
         self.scope = ""
         self.variables: set[ir.Value] = set() if outer is None else outer.variables
         """Initializers whose values change: rules must not read them as constants."""
