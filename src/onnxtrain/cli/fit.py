@@ -193,7 +193,7 @@ def command(
     from onnxtrain.data.data_names import names_of_inputs
     from onnxtrain.model_file.file import find_model
     from onnxtrain.model_file.hub import is_on_hub
-    from onnxtrain.model_file.rescue import current_folder
+    from onnxtrain.model_file.saving import current_folder
     from onnxtrain.model_file.writing import only_warns
     from onnxtrain.training.callbacks import EarlyStopping
     from onnxtrain.training.config import Distributed
@@ -237,7 +237,11 @@ def command(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingHint)  # Progress prints all hints
-        start = _with_head(model, new_head, training.prediction, training.seed)
+        start: Path | ModelProto = model
+        if new_head is not None:
+            from onnxtrain.editing.head import replace_head
+
+            start = replace_head(model, new_head, output=training.prediction, seed=training.seed)
         options = training.arguments()
         if lora is not None and options["train"] is None and not isinstance(start, Path):
             options["train"] = _new_weights(start, model)
@@ -297,7 +301,7 @@ def command(
 
 def _save(trainer: Trainer, output: Path, base: Path | None, start: Path) -> None:
     """Save the model, or the adapter and the model that it is for, elsewhere if not here."""
-    from onnxtrain.model_file.rescue import save_or_rescue
+    from onnxtrain.model_file.saving import save_or_rescue
 
     save_or_rescue(lambda path: trainer.save(path, ema=trainer.config.ema is not None), output, start)
     if base is not None:
@@ -315,15 +319,6 @@ def _run_folder(
     folder.check(resume=resume)
     folder.waits = True
     return folder
-
-
-def _with_head(model: Path, classes: int | None, output: str | None, seed: int) -> Path | ModelProto:
-    """Return the model to train: the given one, or with a new head."""
-    if classes is None:
-        return model
-    from onnxtrain.editing.head import replace_head
-
-    return replace_head(model, classes, output=output, seed=seed)
 
 
 def _new_weights(start: ModelProto, model: Path) -> list[str]:

@@ -20,8 +20,7 @@ from onnxtrain.graph.clone import all_nodes
 from onnxtrain.lowering.notify_gradients import LISTENER
 from onnxtrain.lowering.training_info.algorithm import FirstValues
 from onnxtrain.lowering.training_info.recipe import StepEntry
-from onnxtrain.runtime.all_reduce import all_reducing
-from onnxtrain.runtime.native import kernels_available
+from onnxtrain.runtime.native import all_reducing, kernels_available
 from onnxtrain.training.callbacks.stopping import Stopping
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights, differences

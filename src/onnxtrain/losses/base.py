@@ -425,6 +425,22 @@ class ClassLoss(ScoreLoss):
             raise OptionError(f"class_weights has {len(given)} numbers, but there are {size} classes.")
         return None if given is None else tuple(given)
 
+    def weights_of_classes(self, op: Builder, prediction: Value, axis: int) -> Value | None:
+        """Emit one weight per class; ``None`` where all are 1."""
+        by_class = self.weight_by_class(prediction, axis)
+        return None if by_class is None else op.constant(by_class, prediction.dtype)
+
+    def label_weights(self, op: Builder, prediction: Value, target: Value) -> Value | None:
+        """Emit the weight of each label: its class's, 0 where it is ignored; ``None`` where all weights are 1."""
+        by_class = self.weights_of_classes(op, prediction, self.class_axis(prediction))
+        ignored = None if self.ignore_index is None else self.ignored(op, target)
+        if by_class is None:
+            return None if ignored is None else op.cast(op.Not(ignored), prediction.dtype)
+        if ignored is None:
+            return op.Gather(by_class, target)
+        safe = op.Where(ignored, op.zeros_like(target), target)
+        return op.cast(op.Not(ignored), prediction.dtype) * op.Gather(by_class, safe)
+
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return the logits' shape, for labels without the class axis."""
         shape = prediction.shape

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import platform
 import time
@@ -22,12 +21,12 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.metrics.choice import reader
 from onnxtrain.metrics.dataset_metrics import Values
-from onnxtrain.model_file.rescue import current_folder, reached_from
+from onnxtrain.model_file.saving import current_folder, reached_from
 from onnxtrain.model_file.writing import AtomicFiles, check_writable, only_warns
 from onnxtrain.operators import Momentum
 from onnxtrain.training.callbacks import Callback, History, TrainingState
-from onnxtrain.training.report.charts import stacked
-from onnxtrain.training.report.history_charts import curves
+from onnxtrain.training.callbacks.history import finite_rows
+from onnxtrain.training.report.charts import curves, stacked
 from onnxtrain.training.report.page import page
 from onnxtrain.training.report.record import (
     CONFIG,
@@ -221,7 +220,6 @@ class RunFolder(Callback):
         return rows
 
     def _write_run(self, *, finished: bool) -> None:
-        rows = [{key: value if math.isfinite(value) else None for key, value in row.items()} for row in self._rows()]
         found = {
             "finished": finished,
             "title": self._title,
@@ -229,12 +227,9 @@ class RunFolder(Callback):
             "seconds": round(self._seconds, 3),
             "facts": self._facts,
             **self._names,
-            "rows": rows,
+            "rows": finite_rows(self._history.rows),
         }
         self._write(RUN, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
-
-    def _rows(self) -> list[dict[str, float]]:
-        return self._history.rows
 
     def _save_rows(self) -> None:
         if self.writes:
