@@ -64,8 +64,8 @@ from .training.config import Distributed as Distributed
 from .training.config import Precision as Precision
 from .training.inference.forward import evaluate as evaluate
 from .training.inference.forward import predict as predict
+from .training.prepare import training_model as training_model
 from .training.trainer import Trainer as Trainer
-from .training.training_model import training_model as training_model
 
 __version__: str
 from .parameters.ema import EMA as EMA

@@ -23,11 +23,10 @@ from onnxtrain.adapters.full_tensors import fit_tensors, for_peft
 from onnxtrain.adapters.layers import Layer, Target, find_layers, refuse_magnitudes
 from onnxtrain.adapters.peft import write_folder
 from onnxtrain.adapters.values import norms
-from onnxtrain.data.hashing import Fingerprint
+from onnxtrain.data.hashing import Fingerprint, describe_graph
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.training.description import describe_graph
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from onnxtrain.graph.patterns import no_match
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
 from onnxtrain.parameters.readers import is_statistic, read_through_identity
-from onnxtrain.training.working_copy.adaptation import Adaptation, Adapted
+from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import seed_of_node
 
 _RANK = 8
@@ -87,7 +87,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Attached(Adapted):
+class Attached:
     """The adapters of a working copy."""
 
     slots: tuple[Slot, ...]
@@ -274,7 +274,7 @@ class Lora(Adaptation):
         return self.dropout > 0
 
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Attached:
-        """Add adapters to a working copy; see :class:`~onnxtrain.training.working_copy.adaptation.Adaptation`."""
+        """Add adapters to the main graph of a working copy, in place."""
         graph = model.graph
         layers = find_layers(model)
         given = self._given(BaseModel(file, graph, layers))

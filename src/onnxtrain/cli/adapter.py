@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
-from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, SWITCH
+from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, flag, grouped
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.formatting import count
 
@@ -43,6 +44,74 @@ Action = Literal["merge", "slots", "to-peft", "from-peft", "add", "inspect"]
 Combination = Literal["cat", "svd", "linear"]
 
 
+@grouped(ADAPTERS)
+@dataclass(frozen=True)
+class AdapterFlags:
+    """The output, and settings of single actions."""
+
+    output: Path | None = flag(
+        None, "The file, or the folder of PEFT, to write.", group=RESULTS, name=("--output", "-o"), metavar="PATH"
+    )
+    targets: list[str] | None = flag(
+        None,
+        "slots: the layers that get slots. May be repeated.  [default: attention's, else all-linear]",
+        metavar="PATTERN",
+    )
+    dora: bool = flag(False, "slots: also take magnitudes (DoRA).")
+    requantize: bool = flag(False, "merge: quantize quantized weights again, with new scales; reports the loss.")
+    base_model: str | None = flag(
+        None,
+        "to-peft: the PyTorch model, a folder or a name on the Hugging Face Hub, that PEFT's AutoPeftModel "
+        "classes load.  [default: by config.json beside the model]",
+        metavar="NAME",
+    )
+    weights: str | None = flag(
+        None, "add: the weight of each adapter, such as 0.7,0.3; negative ones subtract.", metavar="W,..."
+    )
+    combination: Combination | None = flag(
+        None,
+        "add: the exact sum with the sum of the ranks (cat), its best approximation of --rank (svd), or sums "
+        "of A and of B (linear).  [default: cat]",
+    )
+    rank: int | None = flag(None, "add: the rank of svd.  [default: the largest of the adapters]")
+
+    def check(self, action: Action, adapter: Path | None, more: Sequence[Path]) -> None:
+        """Raise OptionError for flags and paths that the action does not take, and for missing ones."""
+        output = self.output
+        if adapter is None and action not in ("slots", "inspect"):
+            raise OptionError(f"{action} needs a model and an adapter: onnxtrain adapter {action} MODEL ADAPTER.")
+        if output is None and action != "inspect":
+            raise OptionError(f"{action} writes a result; give --output.")
+        if output is not None and action == "inspect":
+            raise OptionError(f"inspect writes nothing, but --output is {str(output)!r}; leave it out.")
+        if action == "to-peft" and output is not None and output.suffix == ".onnx_adapter":
+            raise OptionError(f"to-peft writes a folder, but --output is {str(output)!r}; give the name of a folder.")
+        if action == "from-peft" and output is not None and output.suffix != ".onnx_adapter":
+            raise OptionError(
+                f"from-peft writes an .onnx_adapter file, but --output is {str(output)!r}; let it end so."
+            )
+        for name, taker in _TAKERS.items():
+            value = getattr(self, name)
+            if value is None or value is False:
+                continue
+            if action != taker:
+                raise OptionError(f"{flags.flag_of(name)} is for {taker}, not for {action}; leave it out.")
+            if taker == "slots" and adapter is not None:
+                raise OptionError(
+                    f"{flags.flag_of(name)} determines the slots, and so does the adapter; leave one of them out."
+                )
+        if more and action not in ("add", "slots"):
+            raise OptionError(f"{action} takes one adapter, but {str(more[0])!r} is another; leave it out.")
+
+
+_TAKERS: Mapping[str, Action] = {
+    **dict.fromkeys(("targets", "dora"), "slots"),
+    **{"requantize": "merge", "base_model": "to-peft"},
+    **dict.fromkeys(("weights", "combination", "rank"), "add"),
+}
+"""The action that takes a flag."""
+
+
 def command(
     action: Annotated[
         Action,
@@ -58,78 +127,16 @@ def command(
     ] = None,
     /,
     *more: Annotated[Path, Parameter(group=MODEL, help="add, slots: further adapters.", show_default=False)],
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=("--output", "-o"), group=RESULTS, metavar="PATH", help="The file, or the folder of PEFT, to write."
-        ),
-    ] = None,
-    targets: Annotated[
-        list[str] | None,
-        Parameter(
-            group=ADAPTERS,
-            negative=(),
-            metavar="PATTERN",
-            help="slots: the layers that get slots. May be repeated.  [default: attention's, else all-linear]",
-        ),
-    ] = None,
-    dora: Annotated[bool, SWITCH, Parameter(group=ADAPTERS, help="slots: also take magnitudes (DoRA).")] = False,
-    requantize: Annotated[
-        bool,
-        SWITCH,
-        Parameter(
-            group=ADAPTERS,
-            help="merge: quantize quantized weights again, with new scales; reports the loss.",
-        ),
-    ] = False,
-    base_model: Annotated[
-        str | None,
-        Parameter(
-            group=ADAPTERS,
-            metavar="NAME",
-            help="to-peft: the PyTorch model, a folder or a name on the Hugging Face Hub, that PEFT's AutoPeftModel "
-            "classes load.  [default: by config.json beside the model]",
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        Parameter(
-            group=ADAPTERS,
-            metavar="W,...",
-            help="add: the weight of each adapter, such as 0.7,0.3; negative ones subtract.",
-        ),
-    ] = None,
-    combination: Annotated[
-        Combination | None,
-        Parameter(
-            group=ADAPTERS,
-            help="add: the exact sum with the sum of the ranks (cat), its best approximation of --rank (svd), or sums "
-            "of A and of B (linear).  [default: cat]",
-        ),
-    ] = None,
-    rank: Annotated[
-        int | None, Parameter(group=ADAPTERS, help="add: the rank of svd.  [default: the largest of the adapters]")
-    ] = None,
+    settings: AdapterFlags = AdapterFlags(),
     json_output: flags.Json = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain adapter``."""
-    _check_paths_given(action, adapter, output, more)
-    takers = {
-        "slots": {"--targets": targets, "--dora": dora},
-        "merge": {"--requantize": requantize},
-        "to-peft": {"--base-model": base_model},
-        "add": {"--weights": weights, "--combination": combination, "--rank": rank},
-    }
-    for taker, given in takers.items():
-        flag = next((flag for flag, value in given.items() if value is not None and value is not False), None)
-        if flag is not None and action != taker:
-            raise OptionError(f"{flag} is for {taker}, not for {action}; leave it out.")
-        if flag is not None and taker == "slots" and adapter is not None:
-            raise OptionError(f"{flag} determines the slots, and so does the adapter; leave one of them out.")
+    settings.check(action, adapter, more)
     if action == "inspect":
         _inspect(model, adapter, as_json=json_output)
         return
+    output = settings.output
     assert output is not None
     paths.check_paths(
         {
@@ -146,14 +153,14 @@ def command(
     adapters = [] if adapter is None else [adapter, *more]
     rows: dict[str, Any] = {}
     if action == "slots":
-        names = add_slots(model, output, targets=targets or AUTO, dora=dora, adapter=adapters or None)
+        names = add_slots(model, output, targets=settings.targets or AUTO, dora=settings.dora, adapter=adapters or None)
         rows = {"slots": names}
     elif action == "merge":
-        rows = _merge(model, adapters[0], output, requantize=requantize)
+        rows = _merge(model, adapters[0], output, requantize=settings.requantize)
     elif action == "add":
-        _add(model, adapters, output, weights, combination or "cat", rank)
+        _add(model, adapters, output, settings)
     else:
-        convert_adapter(model, adapters[0], output, base_model=base_model)
+        convert_adapter(model, adapters[0], output, base_model=settings.base_model)
     if json_output:
         terminal.print_json(rows)
         return
@@ -161,40 +168,17 @@ def command(
     terminal.print_facts({"written": written, **{name: _text(value) for name, value in rows.items()}})
 
 
-def _check_paths_given(action: Action, adapter: Path | None, output: Path | None, more: Sequence[Path]) -> None:
-    """Raise OptionError for paths that the action does not take, and for missing ones."""
-    if adapter is None and action not in ("slots", "inspect"):
-        raise OptionError(f"{action} needs a model and an adapter: onnxtrain adapter {action} MODEL ADAPTER.")
-    if output is None and action != "inspect":
-        raise OptionError(f"{action} writes a result; give --output.")
-    if output is not None and action == "inspect":
-        raise OptionError(f"inspect writes nothing, but --output is {str(output)!r}; leave it out.")
-    if action == "to-peft" and output is not None and output.suffix == ".onnx_adapter":
-        raise OptionError(f"to-peft writes a folder, but --output is {str(output)!r}; give the name of a folder.")
-    if action == "from-peft" and output is not None and output.suffix != ".onnx_adapter":
-        raise OptionError(f"from-peft writes an .onnx_adapter file, but --output is {str(output)!r}; let it end so.")
-    if more and action not in ("add", "slots"):
-        raise OptionError(f"{action} takes one adapter, but {str(more[0])!r} is another; leave it out.")
-
-
-def _add(
-    model: Path,
-    adapters: Sequence[Path],
-    output: Path,
-    weights: str | None,
-    combination: Combination,
-    rank: int | None,
-) -> None:
+def _add(model: Path, adapters: Sequence[Path], output: Path, settings: AdapterFlags) -> None:
     """Write the weighted sum of adapters."""
     from onnxtrain.adapters import add_weighted
 
-    if weights is None:
+    if settings.weights is None:
         raise OptionError(f"add needs a weight for each of the {len(adapters)} adapters; give --weights 0.7,0.3.")
-    numbers = flags.read_numbers("--weights", weights, "numbers such as 0.7,0.3")
+    numbers = flags.read_numbers("--weights", settings.weights, "numbers such as 0.7,0.3")
     if len(numbers) != len(adapters):
         raise OptionError(f"--weights has {len(numbers)} numbers for {len(adapters)} adapters; give one for each.")
     weighted = list(zip(adapters, numbers, strict=True))
-    add_weighted(weighted, output, combination=combination, rank=rank, model=model)
+    add_weighted(weighted, output, combination=settings.combination or "cat", rank=settings.rank, model=model)
 
 
 def _merge(model: Path, adapter: Path, output: Path, *, requantize: bool) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
-from onnxtrain.cli.export import sizes_of
 from onnxtrain.cli.flags import COMMON, DATA, RESULTS, RUNNING
 from onnxtrain.cli.training_flags import LossFlags, OptimizerSettings, Training
 
@@ -77,7 +76,7 @@ def command(
         runtime=RuntimeOptions(threads=threads, kernels=False),
         **training.arguments(),
     )
-    sizes = sizes_of(static)
+    sizes = flags.sizes_of(static)
     report = check_provider(
         trainer, provider, data, target=target, batch_size=batch_size, sizes=sizes, tolerance=tolerance
     )

@@ -73,12 +73,35 @@ class DistributedFlags:
         return TopK(share)
 
     def launch(self, checkpoint: str | None) -> int:
-        """Start the processes; returns the exit code."""
+        """Run the command in several processes, and restart it from the last checkpoint if some are lost."""
         if self.parallel is None:
             raise OptionError("--processes and --restarts start several processes; give --parallel mpi, too.")
         if self.processes is None:
             raise OptionError("--restarts starts the processes again; give --processes, too.")
-        return launch(self.processes, self.restarts, checkpoint=checkpoint)
+        if self.processes < 1 or self.restarts < 0:
+            raise OptionError(
+                f"--processes is {self.processes} and --restarts is {self.restarts}; they need at least 1 and 0."
+            )
+        if self.restarts and not checkpoint:
+            raise OptionError("--restarts goes on from checkpoints; give --checkpoint a folder, too.")
+        if any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+            raise OptionError("--processes starts mpiexec itself; leave one of them out.")
+        folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        mpiexec = shutil.which("mpiexec", path=folders)
+        if mpiexec is None:
+            raise OptionError(
+                "--processes needs mpiexec, which is not there; install an MPI, such as pip install mpich."
+            )
+        command = [mpiexec, "-n", str(self.processes), sys.executable, "-m", "onnxtrain"]
+        command += _without(TOKENS.get(), "--processes", "--restarts")
+        for start in range(self.restarts + 1):
+            resume = ["--resume"] if start and "--resume" not in command else []
+            code = subprocess.run([*command, *resume], check=False).returncode
+            code = 128 - code if code < 0 else code
+            if code in _FINAL or start == self.restarts:
+                break
+            sys.stderr.write(f"A process was lost (exit code {code}); restart {start + 1} of {self.restarts}.\n")
+        return code
 
 
 @contextlib.contextmanager
@@ -103,31 +126,6 @@ def _is_parallel(tokens: Sequence[str]) -> bool:
 
 def _is_silent(tokens: Sequence[str]) -> bool:
     return _is_parallel(tokens) and environment_rank() > 0
-
-
-def launch(processes: int, restarts: int, *, checkpoint: str | None) -> int:
-    """Run the command in several processes, and restart it from the last checkpoint if some are lost."""
-    if processes < 1 or restarts < 0:
-        raise OptionError(f"--processes is {processes} and --restarts is {restarts}; they need at least 1 and 0.")
-    if restarts and not checkpoint:
-        raise OptionError("--restarts goes on from checkpoints; give --checkpoint a folder, too.")
-    if any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
-        raise OptionError("--processes starts mpiexec itself; leave one of them out.")
-    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    mpiexec = shutil.which("mpiexec", path=folders)
-    if mpiexec is None:
-        raise OptionError("--processes needs mpiexec, which is not there; install an MPI, such as pip install mpich.")
-    tokens = _without(TOKENS.get(), "--processes", "--restarts")
-    for start in range(restarts + 1):
-        resume = ["--resume"] if start and "--resume" not in tokens else []
-        code = subprocess.run(
-            [mpiexec, "-n", str(processes), sys.executable, "-m", "onnxtrain", *tokens, *resume], check=False
-        ).returncode
-        code = 128 - code if code < 0 else code
-        if code in _FINAL or start == restarts:
-            break
-        sys.stderr.write(f"A process was lost (exit code {code}); restart {start + 1} of {restarts}.\n")
-    return code
 
 
 def _without(tokens: Sequence[str], *flags: str) -> list[str]:

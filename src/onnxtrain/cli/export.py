@@ -112,17 +112,6 @@ class Written:
         return found
 
 
-def sizes_of(static: list[str] | None) -> dict[str, int]:
-    """Return the sizes of ``--static`` by name."""
-    sizes = {}
-    for text in static or ():
-        name, _, size = text.rpartition("=")
-        if not name or not size.isascii() or not size.isdigit():
-            raise OptionError(f"--static is {text!r}; it needs a name and a size, such as N=32.")
-        sizes[name] = int(size)
-    return sizes
-
-
 def command(
     model: flags.ModelPath,
     /,
@@ -170,7 +159,7 @@ def command(
     if written.describe and not files and written.web is None and _is_step(file.proto):
         _describe(terminal.console(), file.proto)
         return
-    sizes = sizes_of(written.static)
+    sizes = flags.sizes_of(written.static)
     if file.proto.training_info:
         if loss is not None:
             raise OptionError(f"{str(model)!r} is a training model with its own loss; leave --loss out.")

@@ -237,7 +237,11 @@ def command(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingHint)  # Progress prints all hints
-        start = _with_head(model, new_head, training.prediction, training.seed)
+        start: Path | ModelProto = model
+        if new_head is not None:
+            from onnxtrain.editing.head import replace_head
+
+            start = replace_head(model, new_head, output=training.prediction, seed=training.seed)
         options = training.arguments()
         if lora is not None and options["train"] is None and not isinstance(start, Path):
             options["train"] = _new_weights(start, model)
@@ -315,15 +319,6 @@ def _run_folder(
     folder.check(resume=resume)
     folder.waits = True
     return folder
-
-
-def _with_head(model: Path, classes: int | None, output: str | None, seed: int) -> Path | ModelProto:
-    """Return the model to train: the given one, or with a new head."""
-    if classes is None:
-        return model
-    from onnxtrain.editing.head import replace_head
-
-    return replace_head(model, classes, output=output, seed=seed)
 
 
 def _new_weights(start: ModelProto, model: Path) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Lora
     from onnxtrain.runtime.options import RuntimeOptions
 
+N = TypeVar("N", int, float)
 T = TypeVar("T")
 
 LOSS_HELP = (
@@ -231,3 +232,28 @@ def read_numbers(flag: str, text: str, wanted: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise OptionError(f"{flag} is {text!r}; it needs {wanted}.") from None
+
+
+def read_pairs(flag: str, given: Sequence[str] | None, number: Callable[[str], N], wanted: str) -> dict[str, N]:
+    """Parse texts NAME=NUMBER; the last equals sign separates, since names may have some."""
+    found = {}
+    for text in given or ():
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = number(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise OptionError(f"{flag} is {text!r}; it needs {wanted}.")
+    return found
+
+
+def sizes_of(static: Sequence[str] | None) -> dict[str, int]:
+    """Return the sizes of ``--static`` by name."""
+
+    def size(text: str) -> int:
+        if not text.isascii() or not text.isdigit():
+            raise ValueError
+        return int(text)
+
+    return read_pairs("--static", static, size, "a name and a size, such as N=32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +13,6 @@ from cyclopts import Parameter, Token
 
 from onnxtrain.cli.flags import (
     ADAPTERS,
-    COMMON,
     LOSS,
     MEMORY,
     OPTIMIZER,
@@ -26,6 +25,7 @@ from onnxtrain.cli.flags import (
     grouped,
     options_of,
     read_numbers,
+    read_pairs,
 )
 from onnxtrain.errors import OptionError
 from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
@@ -193,26 +193,13 @@ class LoraFlags:
         settings: dict[str, Any] = {name.removeprefix("lora_"): value for name, value in given.items()}
         if self.lora is not None:
             settings["rank"] = self.lora
-        for name, number in (("rank", int), ("alpha", float)):
-            if (pattern := f"{name}_pattern") in settings:
-                settings[pattern] = _by_pattern(name, settings[pattern], number)
+        settings["rank_pattern"] = read_pairs(
+            "--lora-rank-pattern", self.lora_rank_pattern, int, "PATTERN=RANK, such as '*.v_proj=16'"
+        )
+        settings["alpha_pattern"] = read_pairs(
+            "--lora-alpha-pattern", self.lora_alpha_pattern, float, "PATTERN=ALPHA, such as '*.v_proj=16'"
+        )
         return Lora(**settings)
-
-
-def _by_pattern(name: str, given: list[str], number: type[int] | type[float]) -> dict[str, float]:
-    """Parse PATTERN=NUMBER; the last equals sign separates, since names may have some."""
-    found: dict[str, float] = {}
-    for text in given:
-        pattern, _, value = text.rpartition("=")
-        try:
-            found[pattern] = number(value)
-        except ValueError:
-            pattern = ""
-        if not pattern:
-            raise OptionError(
-                f"--lora-{name}-pattern is {text!r}; it needs PATTERN={name.upper()}, such as '*.v_proj=16'."
-            )
-    return found
 
 
 class OptimizerFlags:
@@ -295,7 +282,15 @@ def _numbers_of(number: type[int] | type[float], wanted: str) -> Callable[[Any, 
 _integers = _numbers_of(int, "a pair of integers such as 4,1")
 _pair = _numbers_of(float, "a pair of numbers such as 0.9,0.999")
 
-IntegerPair = Annotated[tuple[int, ...] | None, Parameter(negative=(), n_tokens=1, converter=_integers, metavar="A,B")]
+IntegerPair = Annotated[tuple[int, ...] | None, Parameter(negative=(), n_tokens=1, converter=_integers)]
+NumberPair = Annotated[tuple[float, ...] | None, Parameter(negative=(), n_tokens=1, converter=_pair)]
+
+_KINDS: Mapping[str, tuple[Any, str | None]] = {
+    "betas": (NumberPair, "A,B"),
+    "block": (IntegerPair, "OUT,IN"),
+    "nesterov": (bool, None),
+}
+"""Types of the settings that are no single number or text, and what help shows for their values."""
 
 
 def _optimizer_flags(default: str) -> type[OptimizerFlags]:
@@ -303,45 +298,37 @@ def _optimizer_flags(default: str) -> type[OptimizerFlags]:
     optimizers = optimizers_by_name()
     rates = ", ".join(f"{name}: {settings().learning_rate:g}" for name, settings in optimizers.items())
     names: dict[str, Any] = {
-        "optimizer": Annotated[
+        "optimizer": annotated(
             Literal[tuple(optimizers)] | str,
-            Parameter(
-                group=(OPTIMIZER, COMMON),
-                metavar="NAME",
-                help="The update rule. Its settings are flags, or as in 'adam(lr=1e-3)'.",
-            ),
-        ],
-        "learning_rate": Annotated[
+            default,
+            "The update rule. Its settings are flags, or as in 'adam(lr=1e-3)'.",
+            group=OPTIMIZER,
+            common=True,
+            metavar="NAME",
+        ),
+        "learning_rate": annotated(
             float | None,
-            Parameter(
-                name=["--learning-rate", "--lr"],
-                group=(OPTIMIZER, COMMON),
-                help=f"Learning rate, the highest one of a schedule. [{rates}]",
-            ),
-        ],
+            None,
+            f"Learning rate, the highest one of a schedule. [{rates}]",
+            group=OPTIMIZER,
+            common=True,
+            name=["--learning-rate", "--lr"],
+        ),
     }
     kinds = {attribute.name: attribute.kind for each in optimizers.values() for attribute in each.schema.attributes}
     for settings in optimizers.values():
         for name in setting_names(settings):
             if name in ("lr", "sparsity") or name in names or (name == "block" and default == "ssgd"):
                 continue  # prune has a --block of its own
-            if name == "betas":
-                pair = Parameter(negative=(), n_tokens=1, converter=_pair, metavar="A,B", help=_setting_help(name))
-                names[name] = Annotated[tuple[float, ...] | None, pair]
-            elif name == "block":
-                names[name] = Annotated[IntegerPair, Parameter(metavar="OUT,IN", help=_setting_help(name))]
-            elif name == "nesterov":
-                names[name] = Annotated[bool | None, Parameter(negative=(), help=_setting_help(name))]
-            else:
-                kind = kinds.get(name, float)
-                names[name] = Annotated[kind | None, Parameter(help=_setting_help(name))]
+            kind, metavar = _KINDS.get(name, (kinds.get(name, float) | None, None))
+            names[name] = annotated(kind, None, _setting_help(name), group=OPTIMIZER, metavar=metavar)
     fields: list[tuple[str, Any, Any]] = [
         (name, kind, dataclasses.field(default=default if name == "optimizer" else None))
         for name, kind in names.items()
     ]
     made = dataclasses.make_dataclass("OptimizerSettings", fields, bases=(OptimizerFlags,), frozen=True)
     made.__module__ = __name__
-    result: type[OptimizerFlags] = Parameter(name="*", group=OPTIMIZER)(made)
+    result: type[OptimizerFlags] = Parameter(name="*")(made)
     return result
 
 

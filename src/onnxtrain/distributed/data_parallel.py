@@ -12,7 +12,6 @@ import numpy as np
 
 from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
-from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.hashing import checksum
 from onnxtrain.distributed.communicator import SAME_CALLS, Communicator, check_same
 from onnxtrain.distributed.reduction import Reduction
@@ -177,7 +176,7 @@ class DataParallelExecutor(Executor):
 
     def share(self, dataset: Dataset) -> Dataset:
         """Return this rank's share of every batch of a dataset."""
-        return shared(dataset, lambda number, rows: self.rows_of(rows))
+        return dataset.shared(lambda number, rows: self.rows_of(rows))
 
     @property
     def most_rows(self) -> int | None:

@@ -122,8 +122,8 @@ class MPI(Communicator):
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"compress": self.compress, "timeout": self.timeout, "overlap": self.overlap}
-        return functools.partial(MPI, self.order, **options), ()
+        made = functools.partial(MPI, self.order, compress=self.compress, timeout=self.timeout, overlap=self.overlap)
+        return made, ()
 
     def all_reduce_(self, array: np.ndarray) -> None:
         """Replace every element by its sum over all ranks; see :class:`MPI` for the order of the sum."""

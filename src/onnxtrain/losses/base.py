@@ -6,6 +6,7 @@ that several micro-batches combine to exactly the mean over the large batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -234,7 +235,7 @@ def check_weight(name: str, weight: float) -> None:
 def check_above_zero(loss: Loss, **values: Any) -> None:
     """Refuse settings of a loss that are not finite numbers above 0."""
     for name, value in values.items():
-        if not (isinstance(value, Real) and np.isfinite(value) and value > 0):
+        if not (isinstance(value, Real) and 0 < float(value) < math.inf):
             raise OptionError(f"{name} is {value!r}; {loss.name} needs a finite number above 0.")
 
 
@@ -424,6 +425,22 @@ class ClassLoss(ScoreLoss):
         if given is not None and size is not None and len(given) != size:
             raise OptionError(f"class_weights has {len(given)} numbers, but there are {size} classes.")
         return None if given is None else tuple(given)
+
+    def weights_of_classes(self, op: Builder, prediction: Value, axis: int) -> Value | None:
+        """Emit one weight per class; ``None`` where all are 1."""
+        by_class = self.weight_by_class(prediction, axis)
+        return None if by_class is None else op.constant(by_class, prediction.dtype)
+
+    def label_weights(self, op: Builder, prediction: Value, target: Value) -> Value | None:
+        """Emit the weight of each label: its class's, 0 where it is ignored; ``None`` where all weights are 1."""
+        by_class = self.weights_of_classes(op, prediction, self.class_axis(prediction))
+        ignored = None if self.ignore_index is None else self.ignored(op, target)
+        if by_class is None:
+            return None if ignored is None else op.cast(op.Not(ignored), prediction.dtype)
+        if ignored is None:
+            return op.Gather(by_class, target)
+        safe = op.Where(ignored, op.zeros_like(target), target)
+        return op.cast(op.Not(ignored), prediction.dtype) * op.Gather(by_class, safe)
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return the logits' shape, for labels without the class axis."""

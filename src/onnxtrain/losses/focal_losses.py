@@ -61,12 +61,10 @@ class Focal(ClassLoss):
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss; integer targets are labels, floating ones distributions over classes."""
         axis = self.class_axis(prediction)
-        by_class = self.weight_by_class(prediction, axis)
-        of_classes = None if by_class is None else op.constant(by_class, prediction.dtype)
         if target.is_float:
             log_p = self.log_probabilities(op, prediction, axis)
             terms = -(target * _modulated(op, op.Exp(log_p), self.gamma, log_p))
-            if of_classes is not None:
+            if (of_classes := self.weights_of_classes(op, prediction, axis)) is not None:
                 terms = terms * op.reshape(of_classes, [-1 if a == axis else 1 for a in range(node_rank(prediction))])
             count = count_of(op, prediction, prediction) / size_of(op, prediction, axis)
         else:
@@ -79,11 +77,8 @@ class Focal(ClassLoss):
                 loss = op.SoftmaxCrossEntropyLoss(logits, target, reduction="none", ignore_index=ignored)
             loss = loss.with_shape(target.shape)
             terms = _modulated(op, op.Exp(-loss), self.gamma, loss)
-            if of_classes is not None:
-                labels = target
-                if ignored is not None:  # an ignored label may be no class
-                    labels = op.Where(self.ignored(op, target), op.zeros_like(target), target)
-                terms = terms * op.Gather(of_classes, labels)
+            if self.class_weights is not None and (weight := self.label_weights(op, prediction, target)) is not None:
+                terms = terms * weight
             count = self.label_count(op, prediction, target)
         terms = terms.with_shape(prediction.shape if target.is_float else target.shape)
         divisor = count if self.ignore_index is None or target.is_float else op.Max(count, 1.0)

@@ -197,7 +197,6 @@ def inspect(
         names,
         layers,
         find_copies(file, names),
-        undecided=[row.name for row in table if row.undecided],
         dropped=dropped,
         unstopped=unstopped,
         table=table,
