@@ -8,6 +8,7 @@ writes docs/operators.
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -149,5 +150,7 @@ def _always(schema: OptimizerSchema) -> list[bool]:
 
 
 if __name__ == "__main__":
+    if not __doc__:
+        sys.exit("The pages are made of docstrings, which python -OO leaves out: run it without -OO.")
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

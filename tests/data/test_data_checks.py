@@ -91,12 +91,12 @@ def test_in_memory_data_in_order_is_not_copied():
 
 def test_the_target_converts_too():
     spec = TensorSpec("label", np.dtype(np.int64), ("N",))
-    (batch,) = open_dataset((X, Y.astype(np.uint8)), ONE, target_spec=spec).batches(5)
+    (batch,) = open_dataset((X, Y.astype(np.uint8)), ONE).expecting(spec).batches(5)
     assert batch.targets.dtype == np.int64
     with pytest.raises(DataError, match="the target array has type float64, but the model needs int64: round"):
-        open_dataset((X, Y / 2), ONE, target_spec=spec)
+        open_dataset((X, Y / 2), ONE).expecting(spec)
     with pytest.raises(DataError, match=r"the target array has rank 2 \(shape \(5, 2\)\).*needs rank 1: \(batch,\)"):
-        open_dataset((X, X.astype(int)), ONE, target_spec=spec)
+        open_dataset((X, X.astype(int)), ONE).expecting(spec)
 
 
 # --- misfits

@@ -78,18 +78,18 @@ class Subject:
         open_tokenizer(case / "tokenizer.json").encode(["a b", "", "b" * 40, "zz \u03bb"])
 
     def _labels(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.data.data_names import read_labels
+        from onnxtrain.data.data_names import read_names
         from onnxtrain.model_file.file import ModelFile
 
         os.link(self._shared / "model.onnx", case / "model.onnx")
         self._json(generator.choice((["a", "b", "c"], NAMES)), generator, case / "model.labels.json")
-        read_labels(ModelFile.load(case / "model.onnx"))
+        read_names(ModelFile.load(case / "model.onnx"))
 
     def _preprocessor(self, generator: random.Random, case: Path) -> None:
         from PIL import Image
 
         from onnxtrain.data.conversion import TensorSpec
-        from onnxtrain.data.image_form import read_preprocessor
+        from onnxtrain.data.data_names import read_preprocessor
         from onnxtrain.data.images import Layout, factors, pixels_of
 
         config = {**PREPROCESSOR, "image_processor_type": generator.choice(("ConvNext", "ViT", "CLIP", "Levit"))}

@@ -28,7 +28,7 @@ FUZZED = {
     "killings": ("model_file/writing.py", "model_file/saving.py"),
     "checkpoints": ("training/checkpoints.py", "training/description.py"),
     "data": ("data/files.py", "data/opening.py"),
-    "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py", "adapters/architectures.py"),
+    "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py"),
     "small": (
         "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py",
         "data/preprocessor.py", "training/report/record.py",

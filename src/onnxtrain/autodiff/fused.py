@@ -37,15 +37,15 @@ _operators: dict[tuple[str, str], FusedOperator] = {}
 
 
 def register_fused(
-    name: str, *, domain: str = ONNXTRAIN_DOMAIN, has_kernel: Callable[[ir.Node], bool] | None = lambda node: True
+    *names: str, domain: str = ONNXTRAIN_DOMAIN, has_kernel: Callable[[ir.Node], bool] | None = lambda node: True
 ) -> Callable[[Body], Body]:
-    """Register the body of an operator that also has a native kernel.
+    """Register the body of operators that also have a native kernel.
 
     The body gets the node and returns its outputs, as with ``register_body``. The second derivative goes through it
     unless a rule is registered for the operator.
     """
-    _operators[domain, name] = FusedOperator(name, domain, has_kernel)
-    return register_body(name, domain=domain)
+    _operators.update({(domain, name): FusedOperator(name, domain, has_kernel) for name in names})
+    return register_body(*names, domain=domain)
 
 
 def fused_operators() -> list[FusedOperator]:

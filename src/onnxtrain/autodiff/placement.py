@@ -75,6 +75,12 @@ def multiply(left: Size, right: Size) -> Size:
     return left * right
 
 
+def from_start(position: Value, size: Size) -> Value:
+    """A position counted from the start of an axis, from one of either sign."""
+    op = position.op
+    return op.Where(op.binary("Less", position, 0), op.Add(position, as_value(op, size)), position)
+
+
 def divide(size: Size, number: int) -> Size:
     """The integer quotient of a size that is not negative."""
     return size // number if isinstance(size, int) else size / size.op.ints(number)
@@ -160,6 +166,12 @@ def pad_to(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Seq
         return block
     pads = joined(op, [shift[1] for shift in shifts] + [shift[2] for shift in shifts])
     return op.Pad(block, pads, None, op.ints(*(shift[0] for shift in shifts)))
+
+
+def reversed_along(value: Value, axis: int) -> Value:
+    """The elements of an axis in the opposite order."""
+    op = value.op
+    return op.Slice(value, op.ints(-1), op.ints(FIRST), op.ints(axis), op.ints(-1)).with_shape(value.shape)
 
 
 def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:

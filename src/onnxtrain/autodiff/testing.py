@@ -109,8 +109,8 @@ def check_gradient(
     written = _in_standard_operators(subject)
     outputs = _reference(written, feeds)
     projections = {k: rng.normal(size=y.shape).astype(y.dtype) for k, y in outputs.items() if y.dtype == dtype}
-    fused = projected_gradient(subject, names, projections, shapes, feeds, kernels=True)
-    built = projected_gradient(subject, names, projections, shapes, feeds) if _has_fused(fused) else fused
+    fused = projected_gradient(subject, names, projections, shapes, kernels=True)
+    built = projected_gradient(subject, names, projections, shapes) if _has_fused(fused) else fused
     evaluated = _reference(built, feeds)
     _check_forward(evaluated, outputs, 1e-6 if precision == "double" else 1e-4)
     worst = 0.0
@@ -236,12 +236,11 @@ def projected_gradient(
     names: Sequence[str],
     projections: Arrays,
     shapes: Literal["static", "dynamic", "unknown"] = "static",
-    feeds: Arrays | None = None,
     *,
     kernels: bool = False,
 ) -> onnx.ModelProto:
     """The gradient of sum_k sum(projection_k * output_k) by the named inputs, with fused operators if ``kernels``."""
-    working = ir.from_proto(_with_shapes(model, shapes, feeds or {}))
+    working = ir.from_proto(_with_shapes(model, shapes))
     infer_shapes(working)
     graph = working.graph
     op = Builder(graph, working.opset_imports.get("", 1))
@@ -259,7 +258,7 @@ def projected_gradient(
     return ir.to_proto(infer_shapes(working))
 
 
-def _with_shapes(model: onnx.ModelProto, shapes: str, feeds: Arrays) -> onnx.ModelProto:
+def _with_shapes(model: onnx.ModelProto, shapes: str) -> onnx.ModelProto:
     """Replace the sizes of inputs and outputs by symbols, or remove their shapes."""
     if shapes == "static":
         return model

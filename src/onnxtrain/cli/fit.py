@@ -193,7 +193,7 @@ def command(
     from onnxtrain.data.data_names import names_of_inputs
     from onnxtrain.model_file.file import find_model
     from onnxtrain.model_file.hub import is_on_hub
-    from onnxtrain.model_file.rescue import current_folder
+    from onnxtrain.model_file.saving import current_folder
     from onnxtrain.model_file.writing import only_warns
     from onnxtrain.training.callbacks import EarlyStopping
     from onnxtrain.training.config import Distributed
@@ -301,7 +301,7 @@ def command(
 
 def _save(trainer: Trainer, output: Path, base: Path | None, start: Path) -> None:
     """Save the model, or the adapter and the model that it is for, elsewhere if not here."""
-    from onnxtrain.model_file.rescue import save_or_rescue
+    from onnxtrain.model_file.saving import save_or_rescue
 
     save_or_rescue(lambda path: trainer.save(path, ema=trainer.config.ema is not None), output, start)
     if base is not None:

@@ -1,4 +1,4 @@
-"""Datasets of arrays, their division among processes, and the split into training and validation data."""
+"""Datasets of arrays, and the split into training and validation data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from onnxtrain.data.base import (
     check_not_negative,
     epoch_order,
     permutation,
-    share,
 )
 from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, symbol_sizes
-from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, checksum, row_sums, sampled
-from onnxtrain.data.image_form import Pixels
+from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, row_sums, sampled
 from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError, OptionError
@@ -57,8 +55,9 @@ class ArrayDataset(Dataset):
         }
         if targets is not None:
             self._arrays[None] = Column.checked(targets, None, "the target array")
+        given: list[object] = [column.array for column in self._columns]
+        self.pixels = next((array.pixels for array in given if isinstance(array, Rescaled)), None)
         self._indices: Array | None = None
-        self._divide: Divide | None = None
         self._validated: tuple[object, ...] | None = None
         self.name = name
         self.size = check_columns(self._columns, name)
@@ -81,12 +80,6 @@ class ArrayDataset(Dataset):
         """Names of the columns of inputs that were given as tables."""
         return {key: column.names for key, column in self._arrays.items() if key and column.names is not None}
 
-    @property
-    def pixels(self) -> Pixels | None:
-        """Normalization of images that a trained model has to record; None without one."""
-        arrays: list[object] = [column.array for column in self._columns]
-        return next((array.pixels for array in arrays if isinstance(array, Rescaled)), None)
-
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""
         result = self
@@ -96,9 +89,9 @@ class ArrayDataset(Dataset):
                 result = result._with_array(spec.name, NamedColumns(self._arrays[spec.name].array, names), spec)
         return result
 
-    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
+    def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same data with other requirements of its targets; see `Dataset.expecting`."""
-        if name not in self._arrays or target_spec is None:
+        if name not in self._arrays:
             return self
         result = self._with_array(name, self._arrays[name].array, target_spec)
         check_symbols((own.spec, own.array.shape, own.subject) for own in result._columns)
@@ -140,11 +133,9 @@ class ArrayDataset(Dataset):
         subset.size = len(indices)
         return subset
 
-    def shared(self, divide: Divide) -> Self:
-        """Return a dataset that reads a part of every batch."""
-        result = copy.copy(self)
-        result._divide = divide
-        return result
+    def _parts(self, batches: Iterator[Batch], divide: Divide, start: int) -> Iterator[Batch]:
+        """Return the batches, of which only a part was read."""
+        return batches
 
     def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:
         """Check all values, some megabytes at a time; see `Dataset.validate`. Repeating the last call does nothing."""
@@ -237,40 +228,3 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0, *, shuffl
 def _chunks(size: int, length: int, start: int = 0) -> Iterator[tuple[int, int]]:
     for first in range(start * length, size, length):
         yield first, min(first + length, size)
-
-
-def shared(dataset: Dataset, divide: Divide) -> Dataset:
-    """Return a dataset of one process's part of every batch; of data in arrays only that part is read."""
-    return dataset.shared(divide) if isinstance(dataset, ArrayDataset) else Shares(dataset, divide)
-
-
-class Shares(Dataset):
-    """One process's part of every batch of a dataset that can only be read as a whole."""
-
-    def __init__(self, dataset: Dataset, divide: Divide) -> None:
-        self.dataset = dataset
-        self._divide = divide
-        self.size, self.weighted, self.borrows = dataset.size, dataset.weighted, dataset.borrows
-
-    def values(self, name: str | None = None) -> Array | None:
-        """Return an array of the whole data."""
-        return self.dataset.values(name)
-
-    def fingerprint(self) -> str | None:
-        """Return the hash of the whole data."""
-        return self.dataset.fingerprint()
-
-    def _read(self, batch_size: int, shuffled: tuple[int, int] | None, start: int) -> Iterator[Batch]:
-        """Read a part of every batch, which may be empty."""
-        for number, batch in enumerate(self.dataset._read(batch_size, shuffled, start), start):
-            arrays = [*batch.inputs.values(), *([] if batch.targets is None else [batch.targets])]
-            own = share(batch, self._divide(number, batch.size), batch.size)
-            yield own._replace(content=checksum(arrays))
-
-    def batch_count(self, batch_size: int = 1) -> int | None:
-        """Return the number of batches per epoch."""
-        return self.dataset.batch_count(batch_size)
-
-    def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:
-        """Check the whole data."""
-        self.dataset.validate(checks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from onnxtrain.data.conversion import (
     convert,
     is_mapped,
 )
+from onnxtrain.data.hashing import checksum
 from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.naming import named_array
 from onnxtrain.data.target_checks import TargetCheck
@@ -74,7 +76,23 @@ NO_CHECKS: Final[Mapping[str | None, TargetCheck]] = MappingProxyType({})
 """No checks of targets."""
 
 
-class Dataset(ABC):
+class Facts:
+    """Facts that data tell about themselves.
+
+    Attributes:
+        pixels: Normalization of images that a trained model has to record; None without one.
+        declared_labels: Labels that the data declare for their targets, including those without an example.
+        hints: Sentences about examples that were changed or left out.
+        of_tokens: True where examples are rows of tokens, and targets the tokens to predict.
+    """
+
+    pixels: Pixels | None = None
+    declared_labels: Sequence[str] = ()
+    hints: Sequence[str] = ()
+    of_tokens: bool = False
+
+
+class Dataset(Facts, ABC):
     """Examples that can be read in batches any number of times.
 
     Attributes:
@@ -88,6 +106,7 @@ class Dataset(ABC):
     weighted: bool = False
     borrows: bool = False
     name: str = "the data"
+    _divide: Divide | None = None
 
     def values(self, name: str | None = None) -> Array | None:
         """Return the only targets, or the array of a name, as given or of the first batch; None if not known yet."""
@@ -120,26 +139,6 @@ class Dataset(ABC):
         """Names of the columns of inputs that were given as tables, as far as they are known, by input."""
         return {}
 
-    @property
-    def pixels(self) -> Pixels | None:
-        """Normalization of images that a trained model has to record; None without one."""
-        return None
-
-    @property
-    def declared_labels(self) -> Sequence[str]:
-        """Labels that the data declare for their targets, including those without an example."""
-        return ()
-
-    @property
-    def hints(self) -> Sequence[str]:
-        """Sentences about examples that were changed or left out."""
-        return ()
-
-    @property
-    def of_tokens(self) -> bool:
-        """True where examples are rows of tokens, and targets the tokens to predict."""
-        return False
-
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model.
 
@@ -148,11 +147,11 @@ class Dataset(ABC):
         """
         return self
 
-    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
+    def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same data with targets checked against the requirements of the loss, and converted.
 
         Args:
-            target_spec: Requirements of the loss; None keeps the targets as given.
+            target_spec: Requirements of the loss.
             name: Name of the array, where it is not the only target.
 
         Raises:
@@ -195,7 +194,21 @@ class Dataset(ABC):
         """
         batch_size = checked_batch_size(batch_size)
         check_not_negative(seed=seed, epoch=epoch, start=start)
-        return self._read(batch_size, (seed, epoch) if shuffle else None, start)
+        found = self._read(batch_size, (seed, epoch) if shuffle else None, start)
+        return found if self._divide is None else self._parts(found, self._divide, start)
+
+    def shared(self, divide: Divide) -> Self:
+        """Return a dataset of one process's part of every batch, which may be empty."""
+        result = copy.copy(self)
+        result._divide = divide
+        return result
+
+    def _parts(self, batches: Iterator[Batch], divide: Divide, start: int) -> Iterator[Batch]:
+        """Return parts of batches that are read as a whole, with a checksum of the whole."""
+        for number, batch in enumerate(batches, start):
+            arrays = [*batch.inputs.values(), *([] if batch.targets is None else [batch.targets])]
+            own = share(batch, divide(number, batch.size), batch.size)
+            yield own._replace(content=checksum(arrays))
 
     def take(self, indices: Array) -> Self:
         """Return the examples with these indices, of data whose size is known."""

@@ -89,7 +89,7 @@ class IterableDataset(Dataset):
         """Return the same source with other targets; see `Dataset.adapting`."""
         return self._copy(name, adapt=adapt)
 
-    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
+    def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same source with other requirements of its targets, checked when batches are read."""
         return self._copy(name, spec=target_spec)
 

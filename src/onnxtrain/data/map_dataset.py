@@ -11,10 +11,9 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from onnxtrain.data.base import Batch, Dataset, epoch_order
+from onnxtrain.data.base import Batch, Dataset, Facts, epoch_order
 from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of, to_numpy
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.images import Layout, check_image, factors, is_image, pixels_of, to_record
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.naming import Wanted, as_input, check_beside, check_caches, in_order
@@ -29,23 +28,15 @@ _SORTED_BATCHES: Final = 50
 """Batches that are sorted by length at a time."""
 
 
-class Examples(ABC):
+class Examples(Facts, ABC):
     """Base of the examples that a `MapDataset` reads.
 
     Attributes:
         columns: Names of the columns of tables, by input.
-        declared_labels: Labels that the data declare for their targets.
-        hints: Sentences about examples that were changed or left out.
-        pixels: Normalization of images that a trained model has to record.
-        of_tokens: True where examples are rows of tokens.
         lengths: Length of each example, where a batch is as long as its longest one.
     """
 
     columns: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    declared_labels: Sequence[str] = ()
-    hints: Sequence[str] = ()
-    pixels: Pixels | None = None
-    of_tokens = False
     lengths: Array | None = None
 
     @abstractmethod
@@ -101,6 +92,8 @@ class MapDataset(IterableDataset):
     def __init__(self, examples: Examples, wanted: Wanted, *, name: str) -> None:
         super().__init__((), wanted)
         self._examples = examples
+        self.pixels, self.declared_labels = examples.pixels, examples.declared_labels
+        self.hints, self.of_tokens = examples.hints, examples.of_tokens
         self._indices: Array = np.arange(len(examples))
         self._seen: Array | None = None
         self._row_weights: tuple[Array, TensorSpec] | None = None
@@ -113,26 +106,6 @@ class MapDataset(IterableDataset):
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Names of the columns of tables, as far as they are known."""
         return {**super().columns, **self._examples.columns}
-
-    @property
-    def hints(self) -> Sequence[str]:
-        """Sentences about examples that were changed or left out."""
-        return self._examples.hints
-
-    @property
-    def pixels(self) -> Pixels | None:
-        """Normalization of images that a trained model has to record; None without one."""
-        return self._examples.pixels
-
-    @property
-    def of_tokens(self) -> bool:
-        """True where examples are rows of tokens."""
-        return self._examples.of_tokens
-
-    @property
-    def declared_labels(self) -> Sequence[str]:
-        """Labels that the data declare for their targets."""
-        return self._examples.declared_labels
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""

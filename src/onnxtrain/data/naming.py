@@ -94,7 +94,7 @@ class Wanted:
         if target is not None:
             if target not in arrays:
                 raise DataError(f"{subject} has no target '{target}': it holds {_names(arrays)}.")
-            return inputs, arrays[target]
+            return inputs, arrays[target] if self.need_target else None
         if not self.need_target:
             return inputs, None
         left = [name for name in arrays if name not in inputs and name not in caches]
@@ -168,7 +168,8 @@ class Wanted:
         """Find inputs and targets in a table of pandas, Polars or PyArrow; see :meth:`of_columns`."""
         keys = columns_of_table(frame, "the table")
         chosen = self.of_columns([*keys], "the table")
-        targets = None if chosen.target is None else column_of(frame, keys[chosen.target], chosen.target)
+        label = chosen.target if self.need_target else None
+        targets = None if label is None else column_of(frame, keys[label], label)
         columns = dict.fromkeys(name for spec in self.specs for name in chosen.of(spec))
         arrays = {name: column_of(frame, keys[name], name) for name in columns}
         for name in chosen.features or ():
@@ -180,7 +181,7 @@ class Wanted:
         values = (np.stack([arrays[name] for name in chosen.of(spec)], axis=1) for spec in self.specs)
         return chosen.as_inputs(values, self.specs), targets
 
-    def of_columns(self, columns: Sequence[str], subject: str) -> Columns:
+    def of_columns(self, columns: Sequence[str], subject: str) -> ColumnChoice:
         """Find inputs and target among the columns of a table."""
         target, beside = self.target, [spec.name for spec in self.specs if spec.beside]
         specs = [spec for spec in self.specs if not spec.beside]
@@ -194,7 +195,7 @@ class Wanted:
         held = set(columns)
         missing = [spec.name for spec in specs if spec.name not in held]
         if not missing:
-            return Columns(None, target)
+            return ColumnChoice(None, target)
         if len(specs) > 1:
             raise DataError(
                 f"{subject} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}."
@@ -206,10 +207,10 @@ class Wanted:
                 f"{subject} has no column '{spec.name}', and its columns stacked have rank 2, but the input "
                 f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
             )
-        return Columns(in_order(features, spec, subject), target)
+        return ColumnChoice(in_order(features, spec, subject), target)
 
 
-class Columns(NamedTuple):
+class ColumnChoice(NamedTuple):
     """Assignment of a table's columns to inputs and target; without features, each input has its own column."""
 
     features: list[str] | None

@@ -15,6 +15,7 @@ from onnxtrain.data.array_dataset import ArrayDataset
 from onnxtrain.data.base import Dataset
 from onnxtrain.data.conversion import TensorSpec, is_array_like
 from onnxtrain.data.files import Reader, open_arrays
+from onnxtrain.data.images import ImageFolder, is_image_folder
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.map_dataset import (
     ExampleSource,
@@ -26,6 +27,7 @@ from onnxtrain.data.map_dataset import (
     refuse_other_kinds,
 )
 from onnxtrain.data.naming import Wanted, is_batch_list, is_frame
+from onnxtrain.data.tar_file import TarFile, is_tar
 from onnxtrain.errors import DataError
 from onnxtrain.errors._internal import classes_in
 
@@ -38,7 +40,6 @@ def open_dataset(
     specs: Sequence[TensorSpec],
     *,
     target: str | None = None,
-    target_spec: TensorSpec | None = None,
     need_target: bool = True,
     validate: bool = True,
     others: Sequence[str] = (),
@@ -51,7 +52,6 @@ def open_dataset(
     if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
         source = wanted.joined(source[0], source[1], "the data")
     dataset = _examples(source, wanted) or _arrays(source, wanted) or _batches(source, wanted)
-    dataset = dataset.expecting(target_spec)
     if validate:
         dataset.validate()
     return dataset
@@ -122,10 +122,6 @@ def _reader(source: object) -> Reader | None:
         return source
     if not isinstance(source, str | os.PathLike):
         return None
-    # imported for files only
-    from onnxtrain.data.images import ImageFolder, is_image_folder
-    from onnxtrain.data.tar_file import TarFile, is_tar
-
     if is_tar(source):
         return TarFile(source)
     reader = readers_by_suffix().get(Path(source).suffix.lower())

@@ -12,7 +12,6 @@ import numpy as np
 
 from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
-from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.hashing import checksum
 from onnxtrain.distributed.communicator import SAME_CALLS, Communicator, check_same
 from onnxtrain.distributed.reduction import Reduction
@@ -21,8 +20,7 @@ from onnxtrain.graph.clone import all_nodes
 from onnxtrain.lowering.notify_gradients import LISTENER
 from onnxtrain.lowering.training_info.algorithm import FirstValues
 from onnxtrain.lowering.training_info.recipe import StepEntry
-from onnxtrain.runtime.all_reduce import all_reducing
-from onnxtrain.runtime.native import kernels_available
+from onnxtrain.runtime.native import all_reducing, kernels_available
 from onnxtrain.training.callbacks.stopping import Stopping
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights, differences
@@ -178,7 +176,7 @@ class DataParallelExecutor(Executor):
 
     def share(self, dataset: Dataset) -> Dataset:
         """Return this rank's share of every batch of a dataset."""
-        return shared(dataset, lambda number, rows: self.rows_of(rows))
+        return dataset.shared(lambda number, rows: self.rows_of(rows))
 
     @property
     def most_rows(self) -> int | None:

@@ -12,7 +12,7 @@ from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, i
 from onnxtrain.graph.inference import DECLARED, integer, is_elementwise, slice_bounds
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import Product, factors, is_made_up, over, times
-from onnxtrain.graph.value import Dimension, constant_array, dimensions
+from onnxtrain.graph.value import Dimension, constant_ints, dimensions, input_of, order_of
 
 ONE: Product = (1, ())
 
@@ -134,7 +134,7 @@ def _reshaped(
     earlier = _product(before[: source.axis])
     if earlier is None:
         return None
-    outer, passed = times(earlier, source.before), ONE
+    outer, passed = times(earlier, source.before), times()
     sizes = [_product([size]) for size in after]
     total, known = _product(before), _product(size for size in after if _product([size]) is not None)
     if sizes.count(None) == 1 and total is not None and known is not None:
@@ -199,14 +199,13 @@ def _axis(node: ir.Node, slot: int, index: int, axis: int, rank: int) -> int | N
 def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
     """Return an axis behind operators that add or remove axes: Squeeze, Unsqueeze, reductions."""
     given = node.attributes.get("axes") or node.attributes.get("axis")
-    listed: list[int] | None = None
+    listed: list[int] | None
     if given is not None:
         listed = [given.as_int()] if given.type == ir.AttributeType.INT else list(given.as_ints())
     elif node.op_type.startswith("Arg"):
         listed = [0]
-    elif len(node.inputs) > 1 and node.inputs[1] is not None:
-        array = constant_array(node.inputs[1])
-        listed = None if array is None else [int(number) for number in array.reshape(-1)]
+    else:
+        listed = constant_ints(input_of(node, 1))
     if node.op_type == "Unsqueeze":
         new = sorted(added % (rank + len(listed)) for added in listed) if listed is not None else []
         for added in new:
@@ -221,8 +220,7 @@ def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
 
 
 def _transpose(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
-    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
-    return order.index(axis)
+    return order_of(node, rank).index(axis)
 
 
 def _recurrent(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
@@ -270,7 +268,7 @@ def _concat(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int |
 
 
 def _slice(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
-    before, after = dimensions(node.inputs[0]), dimensions(node.outputs[0])  # type: ignore[arg-type]
+    before, after = dimensions(node.inputs[0]), dimensions(node.outputs[0])
     if slot or before is None:
         return None
     if after is not None and _is_int(before[axis]):

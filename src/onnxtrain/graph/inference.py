@@ -1,7 +1,7 @@
 """Types and shapes of standard operators from their inputs: the one table behind both Python inferences.
 
 The builder asks it for each node that a rule emits, thousands between two inferences of ONNX: there only constants
-count as known elements. :mod:`onnxtrain.graph.symbols` asks it for whole graphs and follows sizes that the graph
+count as known elements. :mod:`onnxtrain.graph.shapes` asks it for whole graphs and follows sizes that the graph
 computes.
 """
 
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import product, quotient
-from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, input_of
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, input_of, order_of
 
 Sizes = tuple[Dimension, ...] | None
 """A shape, or the elements of an integer vector; ``None`` where nothing is known."""
@@ -281,11 +281,8 @@ def _axes(node: ir.Node, facts: Facts) -> list[int] | None:
 
 
 def _transpose(node: ir.Node, facts: Facts) -> Sizes:
-    shape, attribute = facts.shape(node.inputs[0]), node.attributes.get("perm")
-    if shape is None:
-        return None
-    order = list(attribute.as_ints()) if attribute is not None else list(range(len(shape)))[::-1]
-    return tuple(shape[axis] for axis in order)
+    shape = facts.shape(node.inputs[0])
+    return None if shape is None else tuple(shape[axis] for axis in order_of(node, len(shape)))
 
 
 def _reduce(node: ir.Node, facts: Facts) -> Sizes:
@@ -410,10 +407,6 @@ def _range(node: ir.Node, facts: Facts) -> Sizes:
     return (None,)
 
 
-def _expand(node: ir.Node, facts: Facts) -> Sizes:
-    return broadcast_shapes(facts.shape(node.inputs[0]), facts.content(node.inputs[1]))
-
-
 def _slice(node: ir.Node, facts: Facts) -> Sizes:
     sizes = facts.shape(node.inputs[0])
     bounds = None if not sizes else slice_bounds(node, facts, len(sizes))
@@ -446,7 +439,7 @@ _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Reshape": _reshape,
     "Concat": _concat,
     "ConstantOfShape": lambda node, facts: facts.content(node.inputs[0]),
-    "Expand": _expand,
+    "Expand": lambda node, facts: broadcast_shapes(facts.shape(node.inputs[0]), facts.content(node.inputs[1])),
     "Gather": _gather,
     "Pad": _pad,
     "Range": _range,

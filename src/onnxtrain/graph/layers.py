@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.passes import RANDOM
-from onnxtrain.graph.value import attributes_of, constant_tensor, dimensions, is_float
+from onnxtrain.graph.value import attributes_of, constant_tensor, dimensions, is_float, order_of
 
 RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Operators that may add and remove axes of size 1."""
@@ -155,9 +155,7 @@ def stored(value: ir.Value) -> tuple[ir.Value, Axes] | None:
 def moved(node: ir.Node, value: ir.Value | None, axes: Axes) -> Axes | None:
     """Return the stored axes of the output of a node that only rearranges; ``None`` where it mixes axes."""
     if node.op_type == "Transpose":
-        perm = node.attributes.get("perm")
-        order = list(perm.as_ints()) if perm is not None else list(reversed(range(len(axes))))
-        return tuple(axes[axis] for axis in order)
+        return tuple(axes[axis] for axis in order_of(node, len(axes)))
     if node.op_type in _PASSING:
         return axes
     before, after = dimensions(value), dimensions(node.outputs[0])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, order_of
 
 MADE_UP = "unk__"
 """Prefix of the symbols that ONNX's inference makes up."""
@@ -75,6 +75,8 @@ def over(whole: Product | None, divisor: Product | None) -> Product | None:
     """Return the quotient of two products; ``None`` where it is none."""
     if whole is None or divisor is None or not divisor[0] or whole[0] % divisor[0]:
         return None
+    if not divisor[1]:
+        return whole[0] // divisor[0], whole[1]
     symbols, divisors = Counter(whole[1]), Counter(divisor[1])
     return None if divisors - symbols else (whole[0] // divisor[0], tuple(sorted((symbols - divisors).elements())))
 
@@ -121,17 +123,13 @@ def computed_content(
         content: The elements of an input, if they are known.
         shape: The sizes of an input, if they are known.
     """
-    dtype, rule = node.outputs[0].dtype, _RULES.get(node.op_type)
-    if node.domain or (dtype is not None and not dtype.is_integer() and dtype != ir.DataType.BOOL):
+    rule, dtype = _RULES.get(node.op_type), node.outputs[0].dtype
+    if rule is None or node.domain or (dtype is not None and not dtype.is_integer() and dtype != ir.DataType.BOOL):
         return None
     try:
-        if node.op_type == "Shape":
+        if rule is _sizes:
             sizes = shape(node.inputs[0])
-            if sizes is None:
-                return None
-            return _array(sizes[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(sizes))])
-        if rule is None:
-            return None
+            return None if sizes is None else _sizes(node, sizes)
         given: list[Content | None] = []
         for value in node.inputs[: 1 if rule is _reshaped else None]:
             given.append(content(value))
@@ -149,19 +147,17 @@ def _array(items: Sequence[Dimension]) -> Content:
     return found
 
 
+def _sizes(node: ir.Node, sizes: Sequence[Dimension]) -> Content:
+    return _array(sizes[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(sizes))])
+
+
 def _integers(content: Content) -> list[int]:
     return [operator.index(item) for item in content.flat]
 
 
-def _same(node: ir.Node, data: Content) -> Content:
-    return data
-
-
 def _reshaped(node: ir.Node, data: Content) -> Content:
     sizes = dimensions(node.outputs[0])
-    if sizes is None or (len(sizes) == 1 and not isinstance(sizes[0], int)):
-        return data.reshape(-1)
-    return data.reshape(_integers(_array(sizes)))
+    return data.reshape(-1 if sizes is None or len(sizes) == 1 else _integers(_array(sizes)))
 
 
 def _gather(node: ir.Node, data: Content, indices: Content) -> Content | None:
@@ -187,19 +183,11 @@ def _slice(
     return np.asarray(data[tuple(cut)])
 
 
-def _transpose(node: ir.Node, data: Content) -> Content:
-    return data.transpose(list(node.attributes.get_ints("perm", range(data.ndim)[::-1])))
-
-
 def _constant_of_shape(node: ir.Node, shape: Content) -> Content | None:
     sizes, filled = _integers(shape), node.attributes.get_tensor("value")
     if filled is None or not filled.dtype.is_integer() or math.prod(sizes) > LONGEST:
         return None
     return np.full(sizes, filled.numpy().item(), object)
-
-
-def _concat(node: ir.Node, *parts: Content) -> Content | None:
-    return np.concatenate(parts) if all(part.ndim == 1 for part in parts) else None
 
 
 def _elementwise(function: Callable[..., Any]) -> Callable[..., Content]:
@@ -240,13 +228,14 @@ def _where(condition: int | None, a: Dimension, b: Dimension) -> Dimension:
 
 
 _RULES: dict[str, Callable[..., Content | None]] = {
-    **dict.fromkeys(("Identity", "Cast"), _same),
+    "Shape": _sizes,
+    **dict.fromkeys(("Identity", "Cast"), lambda node, data: data),
     **dict.fromkeys(("Squeeze", "Unsqueeze", "Reshape"), _reshaped),
     "Gather": _gather,
     "Slice": _slice,
-    "Transpose": _transpose,
+    "Transpose": lambda node, data: data.transpose(order_of(node, data.ndim)),
     "ConstantOfShape": _constant_of_shape,
-    "Concat": _concat,
+    "Concat": lambda node, *parts: np.concatenate(parts) if all(part.ndim == 1 for part in parts) else None,
     "Add": _elementwise(_add),
     "Sub": _of_integers(operator.sub),
     "Mul": _elementwise(lambda a, b: product([a, b])),
@@ -258,4 +247,4 @@ _RULES: dict[str, Callable[..., Content | None]] = {
     "Equal": _elementwise(_equal),
     "Where": _elementwise(_where),
 }
-"""The elements that operators beside Shape compute from those of their inputs."""
+"""The elements that operators compute from those of their inputs; Shape from the sizes of its input."""

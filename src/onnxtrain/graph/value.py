@@ -43,6 +43,12 @@ def dimensions(value: ir.Value | None) -> tuple[Dimension, ...] | None:
     return tuple([d if isinstance(d, int) else d.value for d in value.shape])
 
 
+def have_one_shape(one: ir.Value | None, other: ir.Value | None) -> bool:
+    """Return whether two values are known to have the same shape."""
+    shape = dimensions(one)
+    return shape is not None and None not in shape and shape == dimensions(other)
+
+
 def is_float(value: ir.Value) -> bool:
     """Return whether an onnx-ir value has a real floating element type."""
     return value.dtype in _FLOATING
@@ -77,6 +83,15 @@ def attributes_of(node: ir.Node) -> dict[str, Any]:
     return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
+Order = tuple[int, ...]
+"""For each axis of a transposed value, the axis of the value."""
+
+
+def order_of(transpose: ir.Node, rank: int) -> Order:
+    """Return the order in which a Transpose puts the axes; by default it reverses them."""
+    return tuple(transpose.attributes.get_ints("perm", range(rank)[::-1]))
+
+
 def behind(value: ir.Value | None, operators: Collection[str]) -> ir.Value | None:
     """Return the value before any standard nodes of these operators, each of which passes its first input on."""
     while value is not None and (node := value.producer()) is not None:
@@ -98,6 +113,12 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
     """The array of an initializer or of a Constant node's output; ``None`` for other values."""
     tensor = constant_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def constant_ints(value: ir.Value | None) -> list[int] | None:
+    """The elements of a constant of integers as a list; ``None`` for other values."""
+    array = constant_array(value)
+    return None if array is None else [int(item) for item in array.flat]
 
 
 def constant_number(value: ir.Value | None) -> float | None:

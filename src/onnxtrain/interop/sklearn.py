@@ -22,13 +22,17 @@ from onnxtrain.editing.working import Model
 from onnxtrain.errors import OptionError
 from onnxtrain.errors._internal import public_names
 from onnxtrain.graph.patterns import Patterns
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import dimensions
+from onnxtrain.losses.heads import named_output, tensor_spec
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.probabilities import ScoreKind
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import choose_optimizer
 from onnxtrain.training.callbacks import History
 from onnxtrain.training.examples import mlp
-from onnxtrain.training.inference.forward import Head
+from onnxtrain.training.inference.forward import outputs
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.trainer import Trainer
 
@@ -58,6 +62,29 @@ try:
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, validate_data
 except ImportError:  # the estimators can be imported, but not instantiated
     BaseEstimator, ClassifierMixin, RegressorMixin = NotInstalled, Mixin, Mixin
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The output of a model that a loss reads."""
+
+    name: str
+    width: int
+
+    @classmethod
+    def of(cls, model: str | os.PathLike[str] | onnx.ModelProto, output: str | None, rows: np.ndarray) -> Self:
+        """Return the head of a model; if its width is unknown, predict the first row."""
+        graph = infer_shapes(ModelFile.load(model).training_model()).graph
+        value = named_output(graph, output)
+        name = str(value.name)
+        shape: Sequence[Any] | None = dimensions(value)
+        if shape is None or not all(isinstance(size, int) for size in shape[1:]):
+            inputs = [tensor_spec(item) for item in graph.inputs]
+            shape = outputs(model, rows_to_inputs(rows[:1], inputs))[name].shape
+        if len(shape) not in (1, 2):
+            listed = ", ".join(map(str, shape))
+            raise OptionError(f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example.")
+        return cls(name, int(shape[1]) if len(shape) == 2 else 1)
 
 
 class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]

@@ -21,7 +21,7 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, all_nodes, ancestors, clone_nodes, values_read
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import complete_shapes, infer_shapes
-from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.graph.value import have_one_shape, is_float
 from onnxtrain.lowering.rewrite import gradient_nodes
 
 
@@ -186,7 +186,7 @@ def _substitute(
             copied.append(other)
             affected.update(other.outputs)
     new = clone_nodes(copied, mapping, rename=lambda name: f"gradient_{index}/{name}")
-    if not all(_have_one_shape(name, value) for name, value in zip(names, given, strict=True)):
+    if not all(map(have_one_shape, names, given)):
         for copy in new:
             for output in copy.outputs:
                 output.shape = None
@@ -194,9 +194,3 @@ def _substitute(
     result = mapping.get(y, y)
     assert result is not None
     return result, fresh[:count], fresh[count:]
-
-
-def _have_one_shape(one: ir.Value, other: ir.Value) -> bool:
-    """Return whether two values are known to have the same shape."""
-    shape = dimensions(one)
-    return shape is not None and None not in shape and shape == dimensions(other)

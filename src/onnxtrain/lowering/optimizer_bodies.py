@@ -16,7 +16,7 @@ from onnxtrain.graph.passes import clean, forget_unused_domains
 from onnxtrain.graph.prng import draw, upper_bits
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import attributes_of
+from onnxtrain.graph.value import attributes_of, have_one_shape
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.training_info.rounding import DECODE, ENCODE, OPERATOR
@@ -154,16 +154,10 @@ def _fit_gradients(graph: ir.Graph, node: ir.Node, count: int) -> None:
         x, gradient = node.inputs[index - count], node.inputs[index]
         assert x is not None
         assert gradient is not None
-        if not _has_shape_of(gradient, x):
+        if not have_one_shape(gradient, x):
             expanded = op.Expand(op.wrap(gradient), op.Shape(op.wrap(x)))
             expanded.ir.type, expanded.ir.shape = x.type, x.shape
             node.replace_input_with(index, expanded.ir)
-
-
-def _has_shape_of(gradient: ir.Value, x: ir.Value) -> bool:
-    if gradient.shape is None or x.shape is None:
-        return False
-    return gradient.shape.is_static() and list(gradient.shape) == list(x.shape)
 
 
 # bfloat16 has 8 significant bits, float32 has 24: between two neighbours of bfloat16, u apart, lie 2^16 numbers. With

@@ -14,6 +14,7 @@ the pattern does not match there.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -403,6 +404,7 @@ def _shown(node: ir.Node) -> str:
 # Numbers that a graph computes from shapes that are known, such as the root of a head's size
 
 _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {"Div": np.divide, "Mul": np.multiply, "Sqrt": np.sqrt}
+_OF_SIZES = frozenset({"Gather", "Shape", "Slice"})
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 _DEEPEST = 12
@@ -419,13 +421,16 @@ def _array(value: ir.Value | None, depth: int) -> np.ndarray | None:
     known, node = constant_array(value), producer_of(value)
     if value is None or known is not None or node is None or node.domain or not depth:
         return known
-    to_known = node.op_type == "Cast" and value.dtype in (*_FLOATING, ir.DataType.INT64)
-    if not to_known and (node.op_type not in _ARITHMETIC or value.dtype not in _FLOATING):
+    rule = _ARITHMETIC.get(node.op_type) if value.dtype in _FLOATING else None
+    if node.op_type == "Cast" and value.dtype is not None and value.dtype in (*_FLOATING, ir.DataType.INT64):
+        rule = functools.partial(np.asarray, dtype=value.dtype.numpy())
+    if rule is None:  # a product with sizes that are computed in another way is left as it is: other bits
+        of_sizes = node.op_type in _OF_SIZES and not (node.op_type == "Shape" and node.attributes)
+        if not of_sizes:
+            return None
         return computed_content(node, lambda each: _integers(_array(each, depth - 1)), dimensions)
     arrays = [each for item in node.inputs if (each := _array(item, depth - 1)) is not None and _is_known(each)]
-    if len(arrays) < len(node.inputs):
-        return None
-    return arrays[0].astype(value.dtype.numpy()) if to_known else np.asarray(_ARITHMETIC[node.op_type](*arrays))
+    return np.asarray(rule(*arrays)) if len(arrays) == len(node.inputs) else None
 
 
 def _is_known(array: np.ndarray) -> bool:

@@ -84,7 +84,7 @@ def lower_graph(
         derivative: A derivative to append as graph outputs ``{x}_grad``.
         portable: The provider that the graph is for, where it is not the CPU.
         updates: The optimizers that stay nodes although the rest is standard operators, since the session loads kernels
-            of theirs for its provider (:mod:`onnxtrain.runtime.cuda_updates`).
+            of theirs for its provider (:mod:`onnxtrain.runtime.native`).
 
     Raises:
         GradientError: A gradient cannot be built; matmuls are to be computed in bfloat16, which standard operators

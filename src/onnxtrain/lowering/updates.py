@@ -14,7 +14,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import attributes_of, constant_number, input_of, made_by
+from onnxtrain.graph.value import attributes_of, constant_number, have_one_shape, input_of, made_by
 from onnxtrain.lowering.memory.in_place import Ancestors, Readers
 from onnxtrain.lowering.rewrite import remove_unread
 from onnxtrain.lowering.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
@@ -163,11 +163,10 @@ def _lacks_shapes(graph: ir.Graph) -> bool:
 
 def _with_mask(variable: Variable) -> Variable:
     """Return the parameter with the mask of its gradient, if it has one."""
-    node, x = made_by(variable.inputs[1], "Where", alone=True), variable.inputs[0]
-    mask = None if node is None or constant_number(node.inputs[2]) != 0 else node.inputs[0]
-    if node is None or mask is None or mask.shape is None or x.shape is None or not _same_sizes(mask.shape, x.shape):
+    node = made_by(variable.inputs[1], "Where", alone=True)
+    if node is None or constant_number(node.inputs[2]) != 0 or not have_one_shape(node.inputs[0], variable.inputs[0]):
         return variable
-    return _with_gradient(variable, node.inputs[1], mask)._replace(masked=True)
+    return _with_gradient(variable, node.inputs[1], node.inputs[0])._replace(masked=True)
 
 
 def _with_stored_states(variable: Variable, count: ir.Value | None, roles: Sequence[str]) -> Variable:
@@ -228,10 +227,6 @@ def _rounded_by(new: ir.Value, count: ir.Value | None, blockwise: bool) -> ir.No
 
 def _is_bfloat16(value: ir.Value | None) -> bool:
     return value is not None and value.dtype == ir.DataType.BFLOAT16
-
-
-def _same_sizes(one: ir.Shape, other: ir.Shape) -> bool:
-    return one.is_static() and other.is_static() and list(one) == list(other)
 
 
 LEAST_BYTES = 4 << 20

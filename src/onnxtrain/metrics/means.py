@@ -88,7 +88,7 @@ class BuiltIn:
         options = checked_options(name, options)
         terms = functools.partial(self.terms, **options)
         counted = CountedPredictions(options.get("axis", 1), options.get("ignore_index"))
-        measure = terms if read is None else lambda t, p: terms(*read(t, p))
+        measure: Callable[[Array, Array], Terms] = terms if read is None else lambda t, p: terms(*read(t, p))
         return NamedMetric(name, measure, operator.add, lambda found: found.mean, counted=counted)
 
 

@@ -287,19 +287,9 @@ def decode(encoded: Mapping[str, Array], types: Mapping[str, str]) -> dict[str, 
     for stored_name, array in encoded.items():
         name = stored_name[1:] if _RESERVED_NAME.fullmatch(stored_name) else stored_name
         if name in types:
-            array = array.view(_type_by_name(types[name])).reshape(array.shape[:-1])
+            array = array.view(np.dtype(types[name])).reshape(array.shape[:-1])
         tensors[name] = array
     return tensors
-
-
-def _type_by_name(name: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # a dependency of onnx; only bfloat16 and similar types need it
-
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return dtype
 
 
 FORMAT_VERSION: Final = 1
@@ -415,7 +405,7 @@ def damage_of(entry: Entry, record: dict[str, Any]) -> str | None:
     """Describe the damage of a checkpoint's tensors file; return ``None`` if it is intact."""
     name = entry.tensors.name
     try:
-        if not _is_ordinary(entry.tensors):
+        if not stat.S_ISREG(entry.tensors.stat().st_mode):  # opening a pipe could block forever
             return f"'{name}' is not a regular file"
         size = entry.tensors.stat().st_size
         if size != record["bytes"]:
@@ -427,11 +417,6 @@ def damage_of(entry: Entry, record: dict[str, Any]) -> str | None:
     except OSError as error:
         return f"'{name}' cannot be read ({error.strerror or error})"
     return None
-
-
-def _is_ordinary(path: Path) -> bool:
-    """Return whether a path is a regular file: opening a pipe could block forever."""
-    return stat.S_ISREG(path.stat().st_mode)
 
 
 def checksum_of(path: Path) -> int:

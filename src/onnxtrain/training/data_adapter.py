@@ -162,7 +162,6 @@ class DataAdapter:
             Reading.of(objective, self.folder).read(source),
             self.names.specs(objective.inputs),
             target=target,
-            target_spec=objective.heads[0].spec if objective.heads else None,
             need_target=False,
         )
 

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from onnx import GraphProto
 
-from onnxtrain.data.hashing import Fingerprint
+from onnxtrain.data.hashing import Fingerprint, describe_graph
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.lowering.training_info.recipe import UpdateRule
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, read_small
 from onnxtrain.operators.optimizer import Optimizer
@@ -32,7 +30,10 @@ def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str,
     """Describe the settings of a trainer, without its model."""
     optimizer, loss, kinds = config.optimizer, objective.loss, [form.kind for form in objective.forms]
     sparsified = sorted(objective.sparsified(config.sparsify))
-    groups = {name: _describe_rule(rule) for name, rule in objective.rules(config).items()}
+    groups = {
+        name: {"learning_rate": rule.rate_scale, **_describe_attributes(rule.optimizer)}
+        for name, rule in objective.rules(config).items()
+    }
     return {
         **({"groups": groups} if groups else {}),
         **({} if config.ema is None else {"ema": describe(config.ema)}),
@@ -64,11 +65,6 @@ def _describe_attributes(optimizer: Optimizer) -> dict[str, JSON]:
     return attributes | ({} if optimizer.promoted_block == (1, 1) else {"block": list(optimizer.promoted_block)})
 
 
-def _describe_rule(rule: UpdateRule) -> dict[str, JSON]:
-    """Describe the update rule of a parameter group."""
-    return {"learning_rate": rule.rate_scale, **_describe_attributes(rule.optimizer)}
-
-
 def describe_masks(masks: Mapping[str, np.ndarray]) -> dict[str, JSON]:
     """Hash masks."""
     return {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in masks.items()}
@@ -77,22 +73,6 @@ def describe_masks(masks: Mapping[str, np.ndarray]) -> dict[str, JSON]:
 def describe_model(file: ModelFile) -> dict[str, JSON]:
     """Hash the graph and the initial values; see :func:`describe_weights` for a file that has changed."""
     return {"model": describe_graph(file), "weights": describe_weights(file)}
-
-
-def describe_graph(file: ModelFile) -> str:
-    """Hash the graph, without the values of its initializers."""
-    graph = GraphProto()
-    graph.CopyFrom(file.proto.graph)
-    for tensor in graph.initializer:
-        name, dims, kind = tensor.name, list(tensor.dims), tensor.data_type
-        tensor.Clear()
-        tensor.name, tensor.data_type = name, kind
-        tensor.dims.extend(dims)
-    del graph.sparse_initializer[:]
-    structure = Fingerprint()
-    for part in (graph, *file.proto.functions, *file.proto.opset_import):
-        structure.add_bytes(part.SerializeToString(deterministic=True))
-    return structure.digest()
 
 
 def describe_weights(file: ModelFile, *, without: Collection[str] = ()) -> JSON:
@@ -199,10 +179,11 @@ def describe_loop(
 ) -> dict[str, JSON]:
     """Describe the settings of the training loop."""
     of_text = schedule is None or isinstance(schedule, str)
+    ends = per_epoch is not None and _differs(schedule, base, (epochs, per_epoch), (epochs + 1, per_epoch))
     return {
         "schedule": "".join((schedule or "constant").split()) if of_text else describe(schedule),  # type: ignore[union-attr]
         "learning_rate": base if of_text else None,
-        "epochs": epochs if _ends_with_the_epochs(schedule, base, epochs, per_epoch) else None,
+        "epochs": epochs if ends else None,
         "batch_size": batch_size,
         "shuffle": shuffle,
         **({} if augment is None else {"augment": describe(augment)}),
@@ -214,25 +195,19 @@ def describe_loop(
     }
 
 
-def _ends_with_the_epochs(schedule: str | Schedule | None, base: float, epochs: int, per_epoch: int | None) -> bool:
-    if not isinstance(schedule, str) or per_epoch is None:
-        return False
-    shorter, longer = (
-        resolve_schedule(schedule, base, total_steps=per_epoch * count, steps_per_epoch=per_epoch)
-        for count in (epochs, epochs + 1)
-    )
-    return shorter != longer
-
-
 def counts_epochs(schedule: str | Schedule | None, base: float, epochs: int, per_epoch: int) -> bool:
     """Return whether the rate of a schedule depends on the number of steps of an epoch."""
+    return _differs(schedule, base, (epochs, per_epoch), (epochs, 2 * per_epoch))
+
+
+def _differs(schedule: str | Schedule | None, base: float, *lengths: tuple[int, int]) -> bool:
+    """Return whether a schedule given as text differs between numbers of epochs and of steps in each."""
     if not isinstance(schedule, str):
         return False
-    short, long = (
-        resolve_schedule(schedule, base, total_steps=size * epochs, steps_per_epoch=size)
-        for size in (per_epoch, 2 * per_epoch)
+    one, other = (
+        resolve_schedule(schedule, base, total_steps=epochs * steps, steps_per_epoch=steps) for epochs, steps in lengths
     )
-    return short != long
+    return one != other
 
 
 def names_to_change(change: str | Sequence[str]) -> frozenset[str]:

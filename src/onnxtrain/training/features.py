@@ -21,7 +21,7 @@ from onnxtrain.losses.heads import LossHead
 from onnxtrain.lowering.training_info.recipe import free_names
 from onnxtrain.model_file.large_data import free_memory
 from onnxtrain.training.objective import Objective, graph_values
-from onnxtrain.training.working_copy.training_modes import is_batch_norm, is_dropout
+from onnxtrain.training.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
 
 Runner = Callable[[Sequence[str]], Callable[[Mapping[str, Array]], Mapping[str, Array]]]
 
@@ -98,8 +98,7 @@ def _differs_by_step(node: ir.Node) -> bool:
     if is_dropout(node):
         return len(node.inputs) > 2 and node.inputs[2] is not None
     if is_batch_norm(node):
-        mode = node.attributes.get("training_mode")
-        return mode is not None and mode.as_int() == 1
+        return normalizes_batches(node)
     return node.op_type in RANDOM and not node.domain
 
 

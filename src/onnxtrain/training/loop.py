@@ -252,7 +252,7 @@ class Loop:
             executor.send_signal(self._stopping)
             with self._state.buffers.training("fit", changes=executor.config.divided):
                 loss = executor.step_batch(batch, rate)
-            executor.check_loss(loss, position.step, rate, self._last_good())
+            executor.check_loss(loss, position.step, rate, self._last_good)
             learned = learned or loss != 0 or not executor.objective.ignores_all(batch)
             position.step += 1
             position.total += loss * batch.total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -36,11 +36,13 @@ from onnxtrain.parameters.layouts import product_layouts
 from onnxtrain.parameters.masks import choose_tensors, matmul_weights
 from onnxtrain.parameters.stored import Stored
 from onnxtrain.parameters.ties import Copy
-from onnxtrain.parameters.trainable import Initializer
+from onnxtrain.parameters.trainable import Initializer, untrainable
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.documents import numbers_documents, separate_documents
+from onnxtrain.training.working_copy.attention import numbers_documents, separate_documents
 from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes
+
+if TYPE_CHECKING:
+    from onnxtrain.adapters.lora import Attached
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,7 @@ class Objective:
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()
-    adapted: Adapted | None = None
+    adapted: Attached | None = None
     weights: ir.Value | None = None
     scales: Mapping[str, ir.Value] = field(default_factory=dict)
     stored: Sequence[Stored] = ()
@@ -319,8 +321,6 @@ class Objective:
     def step_spec(self, config: TrainingConfig) -> StepSpec:
         """Return the specification of a training step, on a copy of the graph, which the builder may change."""
         if not self.parameters:
-            from onnxtrain.parameters.embedded_weights import untrainable  # for the message only
-
             reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
             reasons = "; ".join(
                 filter(None, (reasons or "it has no initializers", untrainable(self.model, config.model.proto)))

@@ -34,7 +34,7 @@ from onnxtrain.graph.domains import LABELS
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.rescue import kept_in_memory
+from onnxtrain.model_file.saving import kept_in_memory
 from onnxtrain.parameters.masks import set_to_zero
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
@@ -87,7 +87,12 @@ class TrainedModel:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
-            _check_no_strings(objective)
+            texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
+            if texts is not None:
+                raise ModelError(
+                    f"The input {texts!r} takes texts, which a training step cannot read: train the part of the model "
+                    "behind the nodes that encode them, which onnx.utils.extract_model writes, on what they return."
+                )
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self.executor = _executor_class(config)(objective, config, values)
@@ -100,7 +105,7 @@ class TrainedModel:
         set_to_zero(self.executor.states, config.masks)
         self._rate = LearningRate(config.optimizer.learning_rate)
         self._lock = threading.RLock()  # for what readers make at first use
-        names = getattr(config.lora, "adapter", None)
+        names = None if config.lora is None else config.lora.adapter
         self.data_adapter = data or DataAdapter(
             read_names(config.model, names).of_output(objective.only_output),
             folder=config.model.folder,
@@ -114,11 +119,11 @@ class TrainedModel:
     def _of(
         cls,
         config: TrainingConfig,
-        objective: Objective,
+        objective: Objective | None,
         values: Mapping[str, np.ndarray],
         data: DataAdapter | None = None,
     ) -> Self:
-        """Return a trainer of a prepared objective that begins with given values."""
+        """Return a trainer that begins with given values, of an objective that may have been prepared before."""
         found = object.__new__(cls)
         found._start(config, objective, values, data)
         return found
@@ -266,15 +271,11 @@ class TrainedModel:
         dataset, objective = self.data_adapter.open_with_targets(
             self.objective, source, target=target, sample_weight=sample_weight, config=self.config
         )
-        self._warn_of_rows(dataset)
+        self._warn_once(*dataset.hints)  # of rows that were cut or left out
         if (labels := self.data_adapter.take_new_labels()) is not None and self.data_adapter.labels_are_assumed:
             self._warn_once(assumed_order(labels))
         weighted = objective.weights is not None
         return self._evaluator(objective.forms, ema, weighted=weighted, packed=objective.packed), dataset
-
-    def _warn_of_rows(self, dataset: Dataset) -> None:
-        """Warn of rows of data that were cut or left out."""
-        self._warn_once(*dataset.hints)
 
     def _look(self, feeds: dict[str, np.ndarray]) -> None:
         """Warn of outputs in the first rows of the training that look like probabilities, but are taken for logits."""
@@ -580,9 +581,8 @@ class TrainedModel:
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
         """Return an independent copy with the current state; both share the immutable file."""
-        found = object.__new__(type(self))
         with self.executor.states.snapshot() as states:
-            found._start(self.config, None, states, self.data_adapter.copy())
+            found = self._of(self.config, None, states, self.data_adapter.copy())
         found._rate, found._state.epochs = self._rate.copy(), self._state.epochs
         memory[id(self)] = found
         return found
@@ -667,15 +667,6 @@ class TrainedModel:
         model = self.training_model()  # for which all processes give their share
         if not self._communicator.rank:
             ModelFile.load(model, folder=self.config.model.folder).save(path, {})
-
-
-def _check_no_strings(objective: Objective) -> None:
-    texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
-    if texts is not None:
-        raise ModelError(
-            f"The input {texts!r} takes texts, which a training step cannot read: train the part of the model behind "
-            "the nodes that encode them, which onnx.utils.extract_model writes, on what they return."
-        )
 
 
 def _executor_class(config: TrainingConfig) -> type[Executor]:

@@ -34,6 +34,7 @@ from onnxtrain.training.config import (
     ADVANCED,
     AdvancedOptions,
     Distributed,
+    Options,
     Precision,
     TrainingConfig,
 )
@@ -158,34 +159,13 @@ class Trainer(TrainedModel):
         runtime: RuntimeOptions | None = None,
         **advanced: Unpack[AdvancedOptions],
     ) -> None:
-        given: dict[str, Any] = dict(advanced)
-        if "parallel" in given:  # promised beside distributed
+        options = {name: value for name, value in locals().items() if name in Options.__annotations__}
+        options.update(advanced)
+        if "parallel" in options:  # promised beside distributed
             if distributed is not None:
                 raise ArgumentError("Trainer has both 'distributed' and 'parallel'; leave 'parallel' out.")
-            distributed = given.pop("parallel")
-        config = TrainingConfig.of(
-            model,
-            loss,
-            optimizer,
-            train=train,
-            freeze=freeze,
-            groups=groups,
-            output=output,
-            targets=targets,
-            batch_norm=batch_norm,
-            dropout=dropout,
-            clip_norm=clip_norm,
-            accumulate=accumulate,
-            ema=ema,
-            lora=lora,
-            qat=qat,
-            seed=seed,
-            threads=threads,
-            precision=precision,
-            distributed=distributed,
-            runtime=runtime,
-            **given,
-        )
+            options["distributed"] = options.pop("parallel")
+        config = TrainingConfig.of(model, loss, optimizer, **options)
         with gc_paused():
             self._start(config)
         warn_of(self._hints)
@@ -528,7 +508,7 @@ class Trainer(TrainedModel):
 
     def _schedule(self, schedule: str | Schedule | None, epochs: int, per_epoch: int | None) -> Schedule:
         """Return the learning rate by step."""
-        from onnxtrain.training.schedules.choice import resolve_schedule, vanishing_hint
+        from onnxtrain.training.schedules import resolve_schedule, vanishing_hint
 
         total = None if per_epoch is None else per_epoch * epochs
         found = resolve_schedule(schedule, self._rate.base, total_steps=total, steps_per_epoch=per_epoch)
@@ -554,7 +534,7 @@ class Trainer(TrainedModel):
         dataset, objective = self.data_adapter.open_with_targets(
             self.objective, source, target=target, sample_weight=sample_weight, learning=True, config=self.config
         )
-        self._warn_of_rows(dataset)
+        self._warn_once(*dataset.hints)
         self._use(objective)
         self._warn_of_labels()
         return dataset

@@ -26,8 +26,8 @@ def if_(node: Node, *dys: Value | None) -> Gradients:
     if not wanted:
         return [None] * (1 + len(node.captured))
     names = ("then_branch", "else_branch")
-    branches = {name: _branch(node, name, other, dys, wanted) for name, other in zip(names, names[::-1], strict=True)}
-    found = iter(node.op.several("If", node.x, outputs=len(wanted), **branches))
+    one, other = (_branch(node, name, names[1 - index], dys, wanted) for index, name in enumerate(names))
+    found = iter(node.op.several("If", node.x, outputs=len(wanted), then_branch=one, else_branch=other))
     return [None, *(next(found) if node.wants(value) else None for value in node.captured)]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.placement import as_value, count_to, identity_matrix, size_of
+from onnxtrain.autodiff.placement import Size, as_value, count_to, identity_matrix, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import spatial_sizes
 from onnxtrain.errors import GradientError
@@ -24,7 +24,7 @@ def columns_to_image(node: Node, dy: Value) -> Gradients:
     """
     op, image, block = node.op, node.input_required(1), node.input_required(2)
     known = block.constant()
-    size = op.ReduceProd(block, keepdims=1) if known is None else math.prod(known.tolist())
+    size: Size = op.ReduceProd(block, keepdims=1) if known is None else math.prod(known.tolist())
     eye = identity_matrix(op, size, size, dy.dtype)
     filters = op.Reshape(eye, op.Concat(as_value(op, size), op.ints(1), block, axis=0))
     single = op.Reshape(dy, op.Concat(op.ints(-1, 1), image, axis=0))

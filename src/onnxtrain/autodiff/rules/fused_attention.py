@@ -89,8 +89,7 @@ def _operands(node: Node, first: int = 0) -> tuple[list[Value], Value | None]:
     return [node.input_required(first + index) for index in range(count)], node.input(first + count + gradient)
 
 
-@register_fused(ATTENTION)
-@register_fused(PACKED)
+@register_fused(ATTENTION, PACKED)
 def attention(node: Node) -> Sequence[Value | None]:
     """From q, k and v, or these in one, and bias?: y = softmax(scale q kᵀ + bias) v [b, s, h, e] and log-sum [b, h, s].
 
@@ -141,8 +140,7 @@ def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Grad
     return [*found, None][: len(node.inputs)]
 
 
-@register_fused(ATTENTION_GRADIENT)
-@register_fused(PACKED_GRADIENT)
+@register_fused(ATTENTION_GRADIENT, PACKED_GRADIENT)
 def attention_gradient(node: Node) -> Sequence[Value]:
     """From dy, q, k, v, y, log_sum and bias?: dq = scale dz k, dk = scale dzᵀ q, dv = pᵀ dy, dz = p (dp - Σ_t p dp).
 

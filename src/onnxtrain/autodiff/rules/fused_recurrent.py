@@ -204,6 +204,7 @@ def is_zero(value: Value) -> bool:
     return fill is None or not fill.as_tensor().numpy().any()
 
 
+@register_fused(*(f"{name}Gradient" for name in OPERATORS))
 def recurrent_gradient(node: Node) -> Sequence[Value | None]:
     """The rule of the standard operator, which reads Y and none of the saved values."""
     operator = _standard_name(node)
@@ -241,6 +242,7 @@ _KEEP = {"LSTM": _keep_lstm, "GRU": _keep_gru, "RNN": _keep_rnn}
 _RULES = {"LSTM": gated.lstm_direction, "GRU": gated.gru_reset_before, "RNN": recurrent.rnn_direction}
 
 
+@register_fused(*OPERATORS)
 def recurrent_body(fused: Node) -> Sequence[Value | None]:
     """The standard operator, and the values that are saved of each direction."""
     node = fused.with_values(standard_inputs(fused))
@@ -253,8 +255,3 @@ def recurrent_body(fused: Node) -> Sequence[Value | None]:
     axes = (2, 1) if node.operator == "LSTM" else (2, 2)
     parts = zip(*saved, strict=True)
     return [*results, *(sequences.together(part, axis) for part, axis in zip(parts, axes, strict=False))]
-
-
-for _name in OPERATORS:
-    register_fused(_name)(recurrent_body)
-    register_fused(f"{_name}Gradient")(recurrent_gradient)

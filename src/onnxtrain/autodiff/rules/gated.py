@@ -79,7 +79,7 @@ def lstm_direction(one: Direction) -> Found:
     size = shape[2]
     gates = one.gates().with_shape((*shape[:2], 4 * size if isinstance(size, int) else None))
     cells, earlier = cells_of(one, gates)
-    sequences = [gates, earlier, one.dhidden, *one.masks()]
+    sequences = [gates, earlier, one.dhidden, *one.mask]
     dh, dc, da = scan(op, list(one.dlast), sequences, backward, reverse=True)
     da.with_shape(gates.shape)
     peepholes = None
@@ -150,7 +150,7 @@ def gru_reset_before(one: Direction) -> Found:
         parts = [dzr, dn]
         return [chosen(mask, back.with_shape(dh.shape), dh)], [chosen(mask, d, body.zeros_like(d)) for d in parts]
 
-    sequences = [gates, candidate, one.before, one.dhidden, *one.masks()]
+    sequences = [gates, candidate, one.before, one.dhidden, *one.mask]
     dinitial, dgates, dcandidate = scan(op, [one.dlast[0]], sequences, step, reverse=True)
     da = op.Concat(dgates, dcandidate, axis=2)
     drecurrence = op.Concat(outer_sum(dgates, one.before), outer_sum(dcandidate, reset), axis=0)
@@ -183,7 +183,7 @@ def gru_reset_after(one: Direction) -> Found:
         parts = [dzr, dn, dq]
         return [chosen(mask, back.with_shape(dh.shape), dh)], [chosen(mask, d, body.zeros_like(d)) for d in parts]
 
-    sequences = [gates, candidate, linear, one.before, one.dhidden, *one.masks()]
+    sequences = [gates, candidate, linear, one.before, one.dhidden, *one.mask]
     dinitial, dgates, dcandidate, dlinear = scan(op, [one.dlast[0]], sequences, step, reverse=True)
     da = op.Concat(dgates, dcandidate, axis=2)
     drecurrent = op.Concat(dgates, dlinear, axis=2)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.placement import LAST, count_to, size_of
+from onnxtrain.autodiff.placement import LAST, as_number, count_to, size_of
 from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN, refuse
 from onnxtrain.autodiff.rules.rotary import rotated_at
@@ -86,7 +86,7 @@ def group_query_attention(node: Node) -> list[Value | None]:
     k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in (k, v))
     if begins is not None and past[0] is not None and past[1] is not None:
         k, v = op.Concat(past[0], k, axis=2), op.Concat(past[1], v, axis=2)
-    mask = _mask(node, q, k, past[0], sizes)
+    mask = _mask(node, q, past[0], sizes)
     return [_attended(node, q, k, v, mask, sizes), k, v]
 
 
@@ -146,7 +146,7 @@ def _rotated(node: Node, part: Value, heads: int, positions: Value) -> Value:
     return y.with_shape(part.shape)
 
 
-def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) -> Value:
+def _mask(node: Node, q: Value, past: Value | None, sizes: _Sizes) -> Value:
     """True for keys that a query sees, [b or 1, 1, s, t]: up to its own position, no further back than the window."""
     op, window = node.op, int(node.attribute("local_window_size", -1))
     queries = _counted(q)
@@ -170,12 +170,12 @@ def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) 
 
 def _attended(node: Node, q: Value, k: Value, v: Value, mask: Value, sizes: _Sizes) -> Value:
     """The output [b, s, heads n] for queries [b, s, heads, n], keys and values [b, kv_heads, t, n]."""
-    op, cap, known = node.op, float(node.attribute("softcap", 0.0)), None if q.shape is None else q.shape[3]
-    scale: float = float(node.attribute("scale", 0.0))
-    if not scale and not isinstance(known, int):
-        width = op.Sqrt(op.cast(op.Squeeze(op.dimension(q, 3)), q.dtype))
-        q, scale = (q / width).with_shape(q.shape), 1.0
-    scale = scale or 1 / math.sqrt(known)  # type: ignore[arg-type]
+    op, cap, width = node.op, float(node.attribute("softcap", 0.0)), size_of(q, 3)
+    scale = float(node.attribute("scale", 0.0))
+    if isinstance(width, int):
+        scale = scale or 1 / math.sqrt(width)
+    elif not scale:
+        q, scale = (q / op.Sqrt(as_number(op, width, q.dtype))).with_shape(q.shape), 1.0
     bias = _bias(node, mask, sizes)
     rows = _grouped(q, sizes)
     if cap == 0 and not node.attribute("smooth_softmax", 0) and node.input(_SINK) is None:

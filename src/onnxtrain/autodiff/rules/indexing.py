@@ -17,6 +17,7 @@ from onnxtrain.autodiff.placement import (
     count_to,
     flat_positions,
     flat_scatter,
+    from_start,
     pad_to,
     scatter_rows,
     shaped,
@@ -50,12 +51,10 @@ def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
     """The gradient of taking one slice: zeros with dy at its position."""
     op, x = node.op, node.x
     size, known = size_of(x, axis), index.constant()
-    begin: Size
     if known is not None:
         begin = int(known) if known >= 0 else add(size, int(known))
     else:
-        wide = op.cast(op.Reshape(index, op.ints(1)), op.ints(0).dtype)
-        begin = op.Where(op.Less(wide, op.ints(0)), op.Add(wide, as_value(op, size)), wide)
+        begin = from_start(op.cast(op.Reshape(index, op.ints(1)), ir.DataType.INT64), size)
     block = op.Unsqueeze(dy, op.ints(axis))
     return pad_to(block, [axis], [begin], [size])
 
@@ -251,11 +250,8 @@ def _scattered(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradi
 def _multiplied(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:
     """The product of the other operands, exact where some are zero: zeros are counted, not divided by."""
     op, x, updates = node.op, node.x, node.input_required(2)
-    x_zero, u_zero = _is(x, 0), _is(updates, 0)
-    x_factor, u_factor = (
-        op.Where(x_zero, op.ones_like(x), x),
-        op.Where(u_zero, op.ones_like(updates), updates),
-    )
+    x_zero, u_zero = op.binary("Equal", x, 0), op.binary("Equal", updates, 0)
+    x_factor, u_factor = op.Where(x_zero, op.ones_like(x), x), op.Where(u_zero, op.ones_like(updates), updates)
     x_count, u_count = op.cast(x_zero, x.dtype), op.cast(u_zero, x.dtype)
     rest = dy * scatter(x_factor, u_factor, "mul")
     zeros = scatter(x_count, u_count, "add")
@@ -270,7 +266,3 @@ def _shared_by_equals(node: Node, dy: Value, scatter: Scatter, gather: Gather) -
     u_equal = op.cast(op.Equal(updates, gather(node.y)), x.dtype)
     share = dy / scatter(x_equal, u_equal, "add")
     return x_equal * share, None, u_equal * gather(share)
-
-
-def _is(value: Value, number: float) -> Value:
-    return value.op.Equal(value, value.op.scalar(number, value))

@@ -104,6 +104,7 @@ def in_single_precision(node: ir.Node) -> bool:
     return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
 
 
+@register_fused("Gelu", "BiasGelu", "FastGelu", domain=DOMAIN, has_kernel=in_single_precision)
 def gelu(node: Node) -> list[Value | None]:
     """y = (x + b) Phi(x + b), by its approximation with tanh for FastGelu; Gelu has no b."""
     op, bias, fast = node.op, node.input(1), node.operator == "FastGelu"
@@ -114,10 +115,6 @@ def gelu(node: Node) -> list[Value | None]:
         return [x * 0.5 * (op.Erf(x * math.sqrt(0.5)) + 1)]
     inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
     return [x * 0.5 * (op.Tanh(inner) + 1)]
-
-
-for _name in ("Gelu", "BiasGelu", "FastGelu"):
-    register_fused(_name, domain=DOMAIN, has_kernel=in_single_precision)(gelu)
 
 
 @register_body("QuickGelu", domain=DOMAIN)

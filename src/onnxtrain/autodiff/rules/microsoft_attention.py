@@ -1,4 +1,4 @@
-"""Attention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's own domain, in standard operators."""
+"""Attention and MultiHeadAttention of ONNX Runtime's own domain, in standard operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.placement import count_to, size_of
+from onnxtrain.autodiff.placement import as_number, count_to, size_of
 from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN, refuse
 from onnxtrain.graph import Value
@@ -48,7 +48,7 @@ def attention(node: Node) -> list[Value | None]:
         parts = _Heads(q, k, v)
     else:
         before = op.several("Split", past, outputs=2, axis=0, num_outputs=2)
-        k, v = (_joined(op.Squeeze(old, op.ints(0)), new) for old, new in zip(before, (k, v), strict=True))
+        k, v = (op.Concat(op.Squeeze(old, op.ints(0)), new, axis=2) for old, new in zip(before, (k, v), strict=True))
         parts = _Heads(q, k, v, op.dimension(past, 3))
     y, _ = _attend(node, parts, node.input(3), node.input(5))
     present = op.Concat(*(op.Unsqueeze(part, op.ints(0)) for part in (parts.keys, parts.values)), axis=0)
@@ -82,7 +82,8 @@ def multi_head_attention(node: Node) -> list[Value | None]:
     if before[0] is None or before[1] is None:
         parts = _Heads(q, k, v, square=square)
     else:
-        parts = _Heads(q, _joined(before[0], k), _joined(before[1], v), op.dimension(before[0], 2), square)
+        k, v = op.Concat(before[0], k, axis=2), op.Concat(before[1], v, axis=2)
+        parts = _Heads(q, k, v, op.dimension(before[0], 2), square)
     y, scores = _attend(node, parts, node.input(4), node.input(5))
     return [y, parts.keys, parts.values, scores]
 
@@ -107,10 +108,6 @@ def _same(first: int | str | None, second: int | str | None) -> bool:
     return first is not None and first == second
 
 
-def _joined(old: Value, new: Value) -> Value:
-    return new.op.Concat(old, new, axis=2)
-
-
 def _heads(value: Value, heads: int) -> Value:
     """[b, s, heads n] as [b, heads, s, n]."""
     op = value.op
@@ -121,13 +118,10 @@ def _attend(node: Node, parts: _Heads, mask: Value | None, bias: Value | None) -
     """The output [b, s, heads m] and the scores before softmax."""
     op, q = node.op, parts.query
     scores = q @ op.Transpose(parts.keys, perm=[0, 1, 3, 2])
-    scale = node.attribute("scale", 0.0)
-    if scale:
-        scores = scores * float(scale)
-    else:
-        width = op.Sqrt(op.cast(op.Reshape(op.dimension(q, 3), op.ints()), scores.dtype))
-        known = None if q.shape is None else q.shape[3]
-        scores = scores * (1 / math.sqrt(known)) if isinstance(known, int) else scores / width
+    width, scale = size_of(q, 3), float(node.attribute("scale", 0.0))
+    if isinstance(width, int):
+        scale = scale or 1 / math.sqrt(width)
+    scores = scores * scale if scale else scores / op.Sqrt(as_number(op, width, scores.dtype))
     scores = scores if bias is None else scores + bias
     if mask is not None:
         filtered = op.scalar(float(node.attribute("mask_filter_value", -10000.0)), scores)

@@ -222,16 +222,10 @@ def _standardized(x: Value, scale: Value, over: Value, axis: int, epsilon: float
         ones = op.ones_like(_wide(scale))
         made = op.several("LayerNormalization", x, ones, outputs=3, axis=axis, epsilon=epsilon)
         made[2].ir.dtype = x.dtype
-        return made[0].with_shape(x.shape), made[2].with_shape(_reduced(x, over))
+        statistics = None if x.shape is None else (*x.shape[:axis], *[1] * -axis)
+        return made[0].with_shape(x.shape), made[2].with_shape(statistics)
     centred, inverse = standardize(x, over, epsilon)
     return centred * inverse, inverse
-
-
-def _reduced(x: Value, over: Value) -> tuple[int | str | None, ...] | None:
-    axes = over.constant()
-    if x.shape is None or axes is None:
-        return None
-    return tuple(1 if axis - len(x.shape) in axes else size for axis, size in enumerate(x.shape))
 
 
 @register_gradient("RMSNormalization")

@@ -101,12 +101,7 @@ def _spread(windows: Windows, dy: Value, weight: float) -> Value:
     assert windows.kernel is not None
     check_table(*windows.kernel)
     kernel = op.constant(np.full((1, 1, *windows.kernel), weight), dy.dtype)
-    sizes = spatial_sizes(dy)
-    if sizes is None:
-        single = op.Reshape(dy, op.Concat(op.ints(-1, 1), op.Shape(dy, start=2), axis=0))
-    else:
-        single = op.Reshape(dy, op.ints(-1, 1, *sizes))
-        single.with_shape((None, 1, *sizes))
+    single = op.Reshape(dy, joined(op, [-1, 1, *sizes_of(dy, windows.axes)]))
     return op.reshape_like(windows.scatter(single, kernel), windows.x)
 
 
@@ -117,13 +112,9 @@ def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
     check_table(*windows.kernel)
     kernel = op.constant(np.ones((1, 1, *windows.kernel)), dy.dtype)
     ones = op.Expand(op.scalar(1, dy), joined(op, [1, 1, *sizes_of(windows.x, axes)]))
-    pads = windows.pads
-    if pads is None:
-        padded = windows.padded(ones, axes)
-        ones = op.Expand(op.scalar(1, dy), op.Shape(padded)) if include_padding else padded
-    elif any(pads):
+    if windows.pads is None or any(windows.pads):
         fill = op.scalar(1 if include_padding else 0, dy)
-        ones = op.Pad(ones, op.ints(*pads), fill, op.ints(*axes))
+        ones = op.Pad(ones, joined(op, [*windows.begin, *windows.end]), fill, op.ints(*axes))
     beyond = [0] * rank if windows.exact_end else [s - 1 for s in windows.strides]
     counts = op.Conv(
         ones,
@@ -135,7 +126,7 @@ def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
     )
     if not windows.exact_end:  # rounding up can give one window more than the pooling has
         counts = op.Slice(counts, op.ints(*[0] * rank), op.Shape(dy, start=2), op.ints(*axes))
-    return counts
+    return op.Max(counts, op.scalar(1, counts))  # padding alone counts nothing
 
 
 @register_gradient("LpPool")

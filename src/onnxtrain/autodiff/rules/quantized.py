@@ -124,19 +124,14 @@ def concatenation(node: Node) -> list[Value | None]:
     """y = the inputs side by side, quantized again; output scale and zero point come first."""
     parts = [_dequantized(node, index) for index in range(2, len(node.inputs), 3)]
     y = node.op.Concat(*parts, axis=node.attribute("axis"))
-    zero = node.input_required(1)
-    result = node.op.QuantizeLinear(y, node.x, zero)
-    result.ir.dtype = zero.dtype
-    return [result.with_shape(y.shape)]
+    return [_quantized(node, y, 0)]
 
 
 @register_body("QLinearWhere", domain=MICROSOFT_DOMAIN)
 def choice(node: Node) -> list[Value | None]:
     """y = x where a condition holds, else y, quantized again."""
     chosen = node.op.Where(node.x, _dequantized(node, 1), _dequantized(node, 4))
-    result = node.op.QuantizeLinear(chosen, node.input_required(7), node.input(8))
-    result.ir.dtype = node.input_required(1).dtype
-    return [result.with_shape(chosen.shape)]
+    return [_quantized(node, chosen, 7)]
 
 
 @register_body("QGemm", domain=MICROSOFT_DOMAIN)

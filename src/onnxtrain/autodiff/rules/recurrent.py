@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.placement import FIRST, count_to, size_of
+from onnxtrain.autodiff.placement import count_to, reversed_along, size_of, zeros
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.activation import activation
 from onnxtrain.errors import GradientError
@@ -34,40 +34,29 @@ class Activation(NamedTuple):
 
     def __call__(self, x: Value) -> Value:
         """The function's value, emitted through the builder of its argument."""
-        op, alpha, beta = x.op, self.alpha, self.beta
-        match self.name:
-            case "Affine":
-                assert alpha is not None
-                assert beta is not None
-                return x * alpha + beta
-            case "ScaledTanh":
-                assert alpha is not None
-                assert beta is not None
-                return op.Tanh(x * beta) * alpha
-            case "HardSigmoid":
-                return activation(self.name, x, alpha=alpha, beta=beta)
-            case "LeakyRelu" | "ThresholdedRelu" | "Elu":
-                return activation(self.name, x, alpha=alpha)
-            case _:
-                return op.several(self.name, x, outputs=1)[0]
+        alpha, beta = self.alpha, self.beta
+        if self.name not in ("Affine", "ScaledTanh"):
+            return activation(self.name, x, alpha=alpha, beta=beta)
+        assert alpha is not None
+        assert beta is not None
+        return x * alpha + beta if self.name == "Affine" else x.op.Tanh(x * beta) * alpha
 
 
 # Defaults of alpha and beta; None for a function without that parameter.
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
-    "affine": (1.0, 0.0),
-    "elu": (1.0, None),
-    "hardsigmoid": (0.2, 0.5),
-    "leakyrelu": (0.01, None),
-    "relu": (None, None),
-    "scaledtanh": (1.0, 1.0),
-    "sigmoid": (None, None),
-    "softplus": (None, None),
-    "softsign": (None, None),
-    "tanh": (None, None),
-    "thresholdedrelu": (1.0, None),
+    "Affine": (1.0, 0.0),
+    "Elu": (1.0, None),
+    "HardSigmoid": (0.2, 0.5),
+    "LeakyRelu": (0.01, None),
+    "Relu": (None, None),
+    "ScaledTanh": (1.0, 1.0),
+    "Sigmoid": (None, None),
+    "Softplus": (None, None),
+    "Softsign": (None, None),
+    "Tanh": (None, None),
+    "ThresholdedRelu": (1.0, None),
 }
-_NAMES = {name.lower(): name for name in ("Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh")}
-_NAMES |= {name.lower(): name for name in ("Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu")}
+_NAMES = {name.lower(): name for name in _PARAMETERS}
 
 
 def activations(node: Node, default: Sequence[str], directions: int) -> list[list[Activation]]:
@@ -84,12 +73,12 @@ def activations(node: Node, default: Sequence[str], directions: int) -> list[lis
     alphas, betas = (iter(node.attribute(f"activation_{kind}") or ()) for kind in ("alpha", "beta"))
     found = []
     for name in names:
-        if name.lower() not in _PARAMETERS:
+        if name.lower() not in _NAMES:
             raise GradientError(
                 f"{describe(node.ir)}: the activation {name!r} is unknown; the operator knows "
-                f"{', '.join(sorted(_NAMES.values()))}."
+                f"{', '.join(sorted(_PARAMETERS))}."
             )
-        alpha, beta = _PARAMETERS[name.lower()]
+        alpha, beta = _PARAMETERS[_NAMES[name.lower()]]
         found.append(
             _with_numbers(
                 name,
@@ -104,17 +93,18 @@ def numbers_with_defaults(
     names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]
 ) -> tuple[list[float], list[float]] | None:
     """Complete ``activation_alpha`` and ``activation_beta`` by the defaults; ``None`` where a function is unknown."""
-    if any(name.lower() not in _PARAMETERS for name in names):
+    if any(name.lower() not in _NAMES for name in names):
         return None
-    defaults = [_PARAMETERS[name.lower()] for name in names]
+    defaults = [_PARAMETERS[_NAMES[name.lower()]] for name in names]
     alpha, beta = ([number for number in column if number is not None] for column in zip(*defaults, strict=True))
     return [*alphas, *alpha[len(alphas) :]], [*betas, *beta[len(betas) :]]
 
 
 def _with_numbers(name: str, alpha: float | None, beta: float | None) -> Activation:
     """A function with the parameters that it has."""
-    has_alpha, has_beta = (number is not None for number in _PARAMETERS[name.lower()])
-    return Activation(_NAMES[name.lower()], alpha if has_alpha else None, beta if has_beta else None)
+    name = _NAMES[name.lower()]
+    has_alpha, has_beta = (number is not None for number in _PARAMETERS[name])
+    return Activation(name, alpha if has_alpha else None, beta if has_beta else None)
 
 
 def _by_direction(found: list[Activation], count: int) -> list[list[Activation]]:
@@ -205,8 +195,7 @@ class Sequences:
         if self.lengths is not None:
             lengths = op.cast(self.lengths, ir.DataType.INT64)
             return op.ReverseSequence(value, lengths, time_axis=0, batch_axis=1).with_shape(value.shape)
-        turned = op.Slice(value, op.ints(-1), op.ints(FIRST), op.ints(0), op.ints(-1))
-        return turned.with_shape(value.shape)
+        return reversed_along(value, 0)
 
     def weight(self, index: int, direction: int) -> Value | None:
         """One direction's part of a weight, bias or peephole input."""
@@ -219,19 +208,17 @@ class Sequences:
         """One direction's part of a state [b, h]; zeros, one per item of ``like`` [t, b, n], where it is left out."""
         op = self.op
         if value is None:
-            sizes = op.Concat(op.dimension(like, 1), op.ints(self.hidden), axis=0)
-            fill = ir.tensor(np.zeros(1, dtype=self.node.x.dtype.numpy()))
-            return op.ConstantOfShape(sizes, value=fill).with_shape((None, self.hidden))
+            return zeros(op, [size_of(like, 1), self.hidden], self.node.x.dtype)
         part = op.Gather(value, op.constant(direction, np.int64), axis=1 if self.batch_first else 0)
         return part.with_shape((None, self.hidden))
 
-    def mask(self, steps: Value) -> Value | None:
-        """True for steps [t, b, 1] within the lengths; ``None`` where all are."""
+    def mask(self, steps: Value) -> list[Value]:
+        """True for steps [t, b, 1] within the lengths; no mask where all are."""
         if self.lengths is None:
-            return None
+            return []
         op = self.op
         time = op.Unsqueeze(count_to(op, size_of(steps, 0)), op.ints(1, 2))
-        return op.Less(time, op.Unsqueeze(op.cast(self.lengths, ir.DataType.INT64), op.ints(0, 2)))
+        return [op.Less(time, op.Unsqueeze(op.cast(self.lengths, ir.DataType.INT64), op.ints(0, 2)))]
 
     def together(self, parts: Sequence[Value], axis: int = 0) -> Value:
         """Join the parts of the directions along a new axis."""
@@ -256,7 +243,7 @@ class Direction(NamedTuple):
     recurrence: Value
     biases: tuple[Value, Value] | None
     functions: list[Activation]
-    mask: Value | None
+    mask: list[Value]
     dhidden: Value
     dlast: tuple[Value, Value]
     cell: Value
@@ -268,10 +255,6 @@ class Direction(NamedTuple):
         total = self.x @ op.Transpose(self.weight, perm=[1, 0])
         total = total + self.before @ op.Transpose(self.recurrence, perm=[1, 0])
         return total if self.biases is None else total + (self.biases[0] + self.biases[1])
-
-    def masks(self) -> list[Value]:
-        """The mask as a sequence of a Scan, if there is one."""
-        return [] if self.mask is None else [self.mask]
 
 
 class Found(NamedTuple):
@@ -445,5 +428,5 @@ def rnn_direction(one: Direction) -> Found:
         return [chosen(mask, before, dh)], [da]
 
     gates = one.gates().with_shape(one.hidden.shape)
-    dinitial, da = scan(op, [one.dlast[0]], [gates, one.dhidden, *one.masks()], step, reverse=True)
+    dinitial, da = scan(op, [one.dlast[0]], [gates, one.dhidden, *one.mask], step, reverse=True)
     return Found.of(one, da, [dinitial])

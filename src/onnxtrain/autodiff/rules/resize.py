@@ -45,11 +45,11 @@ RESIZE = "ResizeByMatrices"
 
 
 class _Axis(NamedTuple):
-    """One resized axis: its number in x and its position among the scales or sizes; their number is count."""
+    """One resized axis: its number in x and its position among all scales or sizes."""
 
     axis: int
     position: int
-    count: int
+    all: int
 
 
 @register_gradient("Resize", since=18)
@@ -208,7 +208,7 @@ def _region(node: Node, axis: _Axis) -> Value | None:
     if roi is None or node.attribute("coordinate_transformation_mode") != "tf_crop_and_resize":
         return None
     op = node.op
-    ends = [_item(roi, at) for at in (axis.position, axis.position + axis.count)]
+    ends = [_item(roi, at) for at in (axis.position, axis.position + axis.all)]
     zero, one = op.constant([0], roi.dtype), op.constant([1], roi.dtype)
     return op.Concat(zero, ends[0], one, ends[1], axis=0)
 

@@ -88,7 +88,7 @@ def rotated_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: i
 
     The heads of x lie along axis 1 or 2. The elements of a pair are neighbours (``interleaved``) or in opposite halves.
     """
-    op, half = x.op, size_of(caches[0], -1)
+    op, width = x.op, multiply(size_of(caches[0], -1), 2)
     cosines, sines = (op.Unsqueeze(op.Gather(cache, positions), op.ints(heads)) for cache in caches)
     a, b = _pairs(x, caches[0], interleaved)
     made = a * cosines - b * sines, b * cosines + a * sines
@@ -97,9 +97,9 @@ def rotated_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: i
         turned = op.Reshape(op.Concat(*columns, axis=-1), op.ints(0, 0, 0, -1))
     else:
         turned = op.Concat(*made, axis=-1)
-    if x.shape is not None and x.shape[-1] == multiply(half, 2):
+    if isinstance(width, int) and x.shape is not None and x.shape[-1] == width:
         return turned
-    rest = op.Slice(x, as_value(op, multiply(half, 2)), op.ints(LAST), op.ints(-1))
+    rest = op.Slice(x, as_value(op, width), op.ints(LAST), op.ints(-1))
     return op.Concat(turned, rest, axis=-1)
 
 
@@ -116,13 +116,11 @@ def cache_gradients(
 
 def _pairs(x: Value, cosines: Value, interleaved: bool) -> tuple[Value, Value]:
     """The elements of all rotated pairs of x, which has four axes: first and second ones."""
-    op = x.op
-    half = op.dimension(cosines, -1)
-    last = op.ints(-1)
+    op, size = x.op, size_of(cosines, -1)
+    half, width, last = as_value(op, size), as_value(op, multiply(size, 2)), op.ints(-1)
     if interleaved:
-        width = op.Add(half, half)
         return op.Slice(x, op.ints(0), width, last, op.ints(2)), op.Slice(x, op.ints(1), width, last, op.ints(2))
-    return op.Slice(x, op.ints(0), half, last), op.Slice(x, half, op.Add(half, half), last)
+    return op.Slice(x, op.ints(0), half, last), op.Slice(x, half, width, last)
 
 
 def _gathered_back(change: Value, cache: Value, positions: Value | None) -> Value:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph.clone import producers, subgraphs, values_read
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
+from onnxtrain.graph.value import made_by
 from onnxtrain.operators.registry import OPTIMIZERS
 
 
@@ -192,7 +193,8 @@ def _not_stored(node: ir.Node, operand: ir.Value) -> Sequence[ir.Value]:
     if node.domain not in _OPERATOR_DOMAINS or _is_moving(node):
         return outputs
     if not node.domain and node.op_type in _SCALING:
-        return outputs if any(_is_constant(value) for value in node.inputs if value is not operand) else ()
+        others = [value for value in node.inputs if value is not None and value is not operand]
+        return outputs if any(value.const_value is not None or made_by(value, "Constant") for value in others) else ()
     bodies = subgraphs(node)
     # A loop that does not run, or that forwards a value, returns it as it is.
     if bodies and operand in node.inputs:
@@ -212,13 +214,6 @@ def _leads_back(value: ir.Value, operand: ir.Value) -> bool:
         return operand in values_read(node) or any(_leads_back(item, operand) for item in given)
     passes_on = any(value in _not_stored(node, item) for item in given)
     return passes_on and any(_leads_back(item, operand) for item in given)
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    if value is None:
-        return False
-    node = value.producer()
-    return value.const_value is not None or (node is not None and node.op_type == "Constant")
 
 
 class Ancestors:

@@ -19,10 +19,10 @@ from onnxtrain.autodiff.rules.fused_attention import ATTENTION, PACKED
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, substitute, take_over
-from onnxtrain.graph.value import Dimension, attributes_of, dimensions, made_by, producer_of
+from onnxtrain.graph.value import Dimension, attributes_of, dimensions, made_by, order_of, producer_of
 from onnxtrain.lowering.patterns import Match, OneOf, Op, Pattern, Scaled, Term, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed, remove_unread
-from onnxtrain.lowering.rules.transposition import composed, is_identity, order_of, transposed, transposes
+from onnxtrain.lowering.rules.transposition import composed, is_identity, transposed, transposes
 
 _RANK = 4
 _MOST_BIASES = 3

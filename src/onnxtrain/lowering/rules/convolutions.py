@@ -15,7 +15,7 @@ from onnxtrain.autodiff.placement import LAST
 from onnxtrain.autodiff.windows import MOST_AXES, windows_fit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.shapes import fold_sizes, infer_again
-from onnxtrain.graph.value import attributes_of, behind, constant_array, dimensions, input_of, made_by
+from onnxtrain.graph.value import attributes_of, behind, constant_array, constant_ints, dimensions, input_of, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed
 
@@ -52,19 +52,18 @@ def _before_convolutions(node: ir.Node) -> bool:
 
 def _added(pad: ir.Node) -> tuple[list[int], list[int]] | None:
     """Zeros added before and after each spatial axis, if they are known and nothing else is added or cut."""
-    x, pads = pad.inputs[0], constant_array(pad.inputs[1])
+    sizes, pads = dimensions(pad.inputs[0]), constant_ints(pad.inputs[1])
     value, chosen = (input_of(pad, index) for index in (2, 3))
-    sizes = dimensions(x)
     if sizes is None or pads is None or pad.attributes.get_string("mode", "constant") != "constant":
         return None
-    fill, axes = constant_array(value), constant_array(chosen)
+    fill, axes = constant_array(value), constant_ints(chosen)
     if (value is not None and (fill is None or fill.any())) or (chosen is not None and axes is None):
         return None
     rank = len(sizes)
-    places = range(rank) if axes is None else [int(axis) % rank for axis in axes.reshape(-1)]
+    places = range(rank) if axes is None else [axis % rank for axis in axes]
     begins, ends = [0] * rank, [0] * rank
     for place, begin, end in zip(places, pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True):
-        begins[place], ends[place] = int(begin), int(end)
+        begins[place], ends[place] = begin, end
     if any((*begins[:2], *ends[:2])) or min(*begins, *ends) < 0:
         return None
     return begins[2:], ends[2:]

@@ -287,4 +287,4 @@ def _gains(node: ir.Node) -> bool:
 
 
 def _sizes(value: ir.Value | None) -> tuple[object, ...]:
-    return () if value is None else dimensions(value) or ()
+    return dimensions(value) or ()

@@ -30,11 +30,12 @@ from onnxtrain.graph.value import (
     dimensions,
     input_of,
     made_by,
+    order_of,
     producer_of,
 )
 from onnxtrain.lowering.patterns import Match, OneOf, Op, Pattern, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
-from onnxtrain.lowering.rules.transposition import is_identity, order_of
+from onnxtrain.lowering.rules.transposition import is_identity
 from onnxtrain.lowering.training_info.recipe import MASK
 
 _X, _W, _BIAS = Var("x"), Var("w"), Var("bias")

@@ -14,7 +14,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import substitute, take_over
 from onnxtrain.graph.shapes import fold_sizes
-from onnxtrain.graph.value import Dimension, constant_array, dimensions, input_of, made_by
+from onnxtrain.graph.value import Dimension, constant_array, constant_ints, dimensions, input_of, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 
@@ -48,9 +48,9 @@ def fuse_slices(model: ir.Model) -> None:
 
 def _axis_of(node: ir.Node) -> tuple[ir.Value, int, int] | None:
     """The input of a Slice along one axis, the axis, and its size, if these are known."""
-    x, axes = node.inputs[0] if node.inputs else None, _numbers(input_of(node, 3))
     if node.op_type != "Slice" or node.domain or node.outputs[0].is_graph_output():
         return None
+    x, axes = node.inputs[0], constant_ints(input_of(node, 3))
     sizes = dimensions(x)
     if x is None or sizes is None or axes is None or len(axes) != 1:
         return None
@@ -60,8 +60,8 @@ def _axis_of(node: ir.Node) -> tuple[ir.Value, int, int] | None:
 
 def _cut(node: ir.Node, size: int) -> _Cut | None:
     """The part that a Slice takes, if its bounds are constants and its step is 1."""
-    starts, ends = _numbers(node.inputs[1]), _numbers(node.inputs[2])
-    steps = [1] if input_of(node, 4) is None else _numbers(node.inputs[4])
+    starts, ends = constant_ints(node.inputs[1]), constant_ints(node.inputs[2])
+    steps = [1] if input_of(node, 4) is None else constant_ints(node.inputs[4])
     if starts is None or ends is None or steps != [1] or len(starts) != 1 or len(ends) != 1:
         return None
     start, end, _ = slice(starts[0], ends[0]).indices(size)
@@ -106,11 +106,6 @@ def _emit_split(op: Builder, match: Match) -> Value:
 
 
 _FUSE_SLICES = Rewrite(Rule(operators("slices", "Slice"), _emit_split, _cuts))
-
-
-def _numbers(value: ir.Value | None) -> list[int] | None:
-    array = constant_array(value)
-    return None if array is None else [int(each) for each in array.reshape(-1)]
 
 
 # Sums of rows at indices, which exporters write with an index for every element
@@ -184,10 +179,10 @@ def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
     if unsqueeze is None or unsqueeze.inputs[0] is None:
         return None
     listed, axes = unsqueeze.inputs[0], unsqueeze.inputs[1]
-    places, sizes = constant_array(axes), dimensions(listed)
+    places, sizes = constant_ints(axes), dimensions(listed)
     if places is None or sizes is None or len(sizes) != 1:
         return None
-    added = sorted(int(each) % rank for each in places.reshape(-1))
+    added = sorted(each % rank for each in places)
     return listed if added == [place for place in range(rank) if place != axis] else None
 
 

@@ -22,10 +22,10 @@ from onnxtrain.lowering.rewrite import Rewrite, Rule
 
 def _backward_of(match: Match) -> ir.Node | str:
     """Return the Scan that goes back over the slices of a sum, and does not depend on it."""
-    (forward,) = match.nodes
-    if not _is_sum(forward):
+    (forward,), graph = match.nodes, match.graph
+    if graph is None or not _is_sum(forward):
         return "it does not only sum over slices"
-    backward = next((node for node in match.context.graph if _goes_back(node, forward)), None)
+    backward = next((node for node in graph if _goes_back(node, forward)), None)
     if backward is None or forward in ancestors([backward]):
         return "no Scan goes back over its slices alone"
     return backward
@@ -83,7 +83,8 @@ def _goes_back(node: ir.Node, forward: ir.Node) -> bool:
 
 def _emit_sum(_: Builder, match: Match) -> Value:
     """Add the terms as an output of the backward Scan, and return their sum."""
-    (forward,), backward, op = match.nodes, match.found, match.context.main
+    (forward,), backward = match.nodes, match.found
+    op: Builder = match.context.main  # at the end, behind the backward Scan
     forward_body, backward_body = forward.attributes["body"].as_graph(), backward.attributes["body"].as_graph()
     values: Values = {
         forward_body.inputs[slot]: backward_body.inputs[_taken(backward)[value][0]]

@@ -71,7 +71,6 @@ def find_hints(
     *,
     batch_norm: str = "frozen",
     dropout: bool = False,
-    undecided: Sequence[str] = (),
     dropped: Sequence[str] = (),
     unstopped: Sequence[str] = (),
     table: Sequence[Initializer] = (),
@@ -82,7 +81,7 @@ def find_hints(
     """Find all hints about a model."""
     return [
         *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
-        *_undecided(undecided),
+        *_undecided([row.name for row in table if row.undecided]),
         *_constants(table),
         *_doubtful(table),
         *_dropped(dropped),

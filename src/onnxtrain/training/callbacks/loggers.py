@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import importlib.util
 import json
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
-from onnxtrain.training.callbacks.history import History, write_csv, write_text
+from onnxtrain.training.callbacks.history import History, finite_rows, write_csv, write_text
 from onnxtrain.training.description import describe_settings
 from onnxtrain.training.report.record import VALIDATION
 
@@ -123,8 +122,7 @@ class JsonLinesLogger(RowsFile):
 
     def write(self, rows: list[dict[str, float]]) -> None:
         """Write all rows to the file."""
-        finite = [{name: value if math.isfinite(value) else None for name, value in row.items()} for row in rows]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in finite))
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in finite_rows(rows)))
 
 
 @checks_arguments

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,18 +12,17 @@ import onnx_ir as ir
 
 from onnxtrain.data.data_names import DataNames, read_names, recorded_labels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
-from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import HALVES, dimensions
-from onnxtrain.losses.heads import LossHead, Metrics, named_output, tensor_spec
+from onnxtrain.graph.value import HALVES
+from onnxtrain.losses.heads import LossHead, Metrics
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.probabilities import ScoreKind, kind_of_scores
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
+from onnxtrain.runtime.states import new_states
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.data_adapter import DataAdapter
@@ -32,7 +30,7 @@ from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.objective import Objective, of_model
 from onnxtrain.training.prepare import prepare
 from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.head_norms import separate_head_norms
+from onnxtrain.training.working_copy.attention import separate_head_norms
 from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
 from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.training.working_copy.training_modes import Modes, set_inference
@@ -180,10 +178,9 @@ def outputs(
 
 def _adapter_of(lora: Adaptation | None) -> str | os.PathLike[str] | None:
     """Return the path of the adapter to use; ``None`` without ``lora``."""
-    path: str | os.PathLike[str] | None = getattr(lora, "adapter", None)
-    if lora is not None and path is None:
+    if lora is not None and lora.adapter is None:
         raise OptionError("lora names no adapter, so that it would change nothing; give Lora(adapter=PATH).")
-    return path
+    return None if lora is None else lora.adapter
 
 
 def _attach(lora: Adaptation, model: ir.Model, file: ModelFile) -> None:
@@ -206,26 +203,3 @@ def kind_of_output(file: ModelFile, name: str) -> ScoreKind | None:
     model = infer_shapes(file.training_model())
     (value,) = (value for value in model.graph.outputs if value.name == name)
     return kind_of_scores(value, model.functions).kind
-
-
-@dataclass(frozen=True)
-class Head:
-    """The output of a model that a loss reads."""
-
-    name: str
-    width: int
-
-    @classmethod
-    def of(cls, model: str | os.PathLike[str] | onnx.ModelProto, output: str | None, rows: np.ndarray) -> Self:
-        """Return the head of a model; if its width is unknown, predict the first row."""
-        graph = infer_shapes(ModelFile.load(model).training_model()).graph
-        value = named_output(graph, output)
-        name = str(value.name)
-        shape: Sequence[Any] | None = dimensions(value)
-        if shape is None or not all(isinstance(size, int) for size in shape[1:]):
-            inputs = [tensor_spec(item) for item in graph.inputs]
-            shape = outputs(model, rows_to_inputs(rows[:1], inputs))[name].shape
-        if len(shape) not in (1, 2):
-            listed = ", ".join(map(str, shape))
-            raise OptionError(f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example.")
-        return cls(name, int(shape[1]) if len(shape) == 2 else 1)

@@ -1,4 +1,4 @@
-"""Keep the documents of a packed row apart: attention stays inside of a document, and its positions begin at 0.
+"""Attention in a working copy: norms of heads become nodes, and the documents of a packed row are kept apart.
 
 A mask [batch, tokens] then numbers the documents of a row, from 1; 0 is padding. In a model without a mask the
 positions that it reads tell where documents begin: at each position 0. A row of one document is an ordinary row, so
@@ -151,7 +151,7 @@ def _over_tokens(node: ir.Node) -> bool:
     """Return whether a Softmax is over scores [batch, heads, tokens, tokens], and not over classes or experts."""
     scores = node.inputs[0]
     shape = None if scores is None else dimensions(scores)
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+    axis = node.attributes.get_int("axis", -1)
     if shape is not None and (isinstance(shape[-1], int) or axis not in (-1, len(shape) - 1)):
         return len(shape) == 4 and axis in (-1, 3)
     if shape is None or len(shape) != 4:
@@ -184,7 +184,7 @@ def _restart_positions(graph: ir.Graph, op: Builder, numbers: Value, same: Value
     positions = op.Sub(op.Unsqueeze(count, op.ints(0)), begins)
     for node in list(graph):
         if node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT_DOMAIN:
-            rotates = "do_rotary" in node.attributes and node.attributes["do_rotary"].as_int()
+            rotates = node.attributes.get_int("do_rotary", 0)
             if rotates and (len(node.inputs) <= _POSITIONS or node.inputs[_POSITIONS] is None):
                 node.replace_input_with(_POSITIONS, positions.ir)
         elif node.op_type == "Gather" and not node.domain and _is_table(node.inputs[0], 2):
@@ -206,7 +206,7 @@ def _is_table(value: ir.Value | None, *ranks: int) -> bool:
 def _look_up(node: ir.Node, op: Builder, positions: Value) -> None:
     """Let a Gather of positions read those of each document; one of tokens, or of given positions, stays."""
     index = node.inputs[1]
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    axis = node.attributes.get_int("axis", 0)
     if index is None or axis or len(dimensions(index) or ()) not in (1, 2):
         return
     read, counted = _read_inputs(index)
@@ -260,3 +260,51 @@ def _forget_shapes(value: ir.Value) -> None:
         one.shape = None
         if len(shape) < 3 or shape[0] == 1:
             waiting += [output for node in one.consumers() for output in node.outputs]
+
+
+_QUERY_NORM = 14
+"""The input slot of the weight [n] for queries; the one for keys follows."""
+
+
+def separate_head_norms(model: ir.Model) -> None:
+    """Move the normalization of queries and keys out of GroupQueryAttention, into nodes before it."""
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type != "GroupQueryAttention" or node.domain != MICROSOFT_DOMAIN or len(node.inputs) <= _QUERY_NORM:
+            continue
+        query, *weights = node.inputs[0], *node.inputs[_QUERY_NORM : _QUERY_NORM + 2]
+        sizes = [dimensions(weight) if weight is not None else None for weight in weights]
+        size = (sizes[0] or (None,))[0]
+        if query is None or not isinstance(size, int) or len(weights) != 2 or None in weights:
+            continue  # the operator's gradient raises the error
+        op = Builder(graph, graph.opset_imports[""], before=node)
+        settings = {name: attribute.value for name, attribute in node.attributes.items()}
+        heads = [int(settings["num_heads"]), *[int(settings["kv_num_heads"])] * 2]
+        parts = [op.wrap(value) for value in node.inputs[:3] if value is not None]
+        if len(parts) < 3:
+            counts = op.ints(*(count * size for count in heads))
+            parts = list(op.several("Split", parts[0], counts, outputs=3, axis=2))
+            for part, count in zip(parts, heads, strict=True):
+                part.ir.dtype = op.wrap(query).dtype
+                part.with_shape((*(dimensions(query) or (None, None))[:2], count * size))
+        shared = settings.get("qk_norm_epsilon", 1e-6)
+        for slot, own in enumerate(("q_norm_epsilon", "k_norm_epsilon")):
+            weight = weights[slot]
+            assert weight is not None
+            part = _normalized(op, parts[slot], op.wrap(weight), heads[slot], size, float(settings.get(own, shared)))
+            node.replace_input_with(slot, part.ir)
+            node.replace_input_with(_QUERY_NORM + slot, None)
+            node.attributes.pop(own, None)
+        node.attributes.pop("qk_norm_epsilon", None)
+        node.replace_input_with(2, parts[2].ir)
+
+
+def _normalized(op: Builder, x: Value, weight: Value, heads: int, size: int, epsilon: float) -> Value:
+    """y = weight x / sqrt(mean x² + epsilon) per head of x [b, s, heads n]."""
+    shape = x.shape or (None, None, None)
+    divided = op.Reshape(x, op.ints(0, 0, heads, size)).with_shape((*shape[:2], heads, size))
+    norm = op.several(
+        "SimplifiedLayerNormalization", divided, weight, outputs=1, axis=-1, epsilon=epsilon, stash_type=1
+    )
+    norm[0].ir.dtype = x.dtype
+    return op.Reshape(norm[0].with_shape(divided.shape), op.ints(0, 0, heads * size)).with_shape(x.shape)

@@ -1,34 +1,187 @@
-"""Weighted sums of several adapters of one model."""
+"""Operations on adapter files: list the layers of a model, merge, convert, describe, add."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter, Array, Entry, concatenated
-from onnxtrain.adapters.architectures import Architecture
+from onnxtrain.adapters.adapter import Adapter, Entry, checked, concatenated
+from onnxtrain.adapters.base_model import BaseModel
 from onnxtrain.adapters.checkpoint import Checkpoint
-from onnxtrain.adapters.convert import fitted
-from onnxtrain.adapters.files import SUFFIX, element_types, is_adapter_path, read_adapter, write_adapter
-from onnxtrain.adapters.full_tensors import for_peft
-from onnxtrain.adapters.manifest import describe_base
-from onnxtrain.adapters.packing import in_checkpoint
-from onnxtrain.adapters.validity import checked
+from onnxtrain.adapters.emit import with_adapters
+from onnxtrain.adapters.files import SUFFIX, element_types, is_adapter_path, read_adapter, write_file
+from onnxtrain.adapters.layers import Target, find_layers
+from onnxtrain.adapters.merging import MOST_LOST, Cost, is_quantized, merged_weights
+from onnxtrain.adapters.peft import write_folder
+from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 
+Model = str | os.PathLike[str] | onnx.ModelProto
+AdapterPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class AdaptableLayer:
+    """A layer that can have an adapter.
+
+    Attributes:
+        name: The name of its adapter.
+        kind: Its operator.
+        inputs: Number of input features; the number of rows for an embedding.
+        outputs: Number of output features.
+        bits: Bits per weight.
+        weight: Name of the weight's initializer.
+        parts: The checkpoint's layers that an exporter packed into this one.
+    """
+
+    name: str
+    kind: str
+    inputs: int
+    outputs: int
+    bits: int
+    weight: str
+    parts: tuple[str, ...] = ()
+
+
+@checks_arguments
+@refuses_invalid()
+def adaptable_layers(model: Model) -> list[AdaptableLayer]:
+    """Return the layers of a model that can have adapters.
+
+    Raises:
+        ModelError: The model cannot be read.
+    """
+    return [
+        AdaptableLayer(
+            layer.name,
+            layer.kind,
+            layer.inputs,
+            layer.outputs,
+            layer.bits,
+            str(layer.weight.name),
+            tuple(part.name for part in layer.parts),
+        )
+        for layer in find_layers(infer_shapes(ModelFile.load(model).training_model()))
+    ]
+
+
+@checks_arguments
+@refuses_invalid()
+def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, requantize: bool = False) -> list[Cost]:
+    """Merge an adapter into the weights of a model and write the model; only these weights change.
+
+    Where quantizing again would lose more than half of an adapter's change, the layer keeps its weight, and the adapter
+    becomes initializers and nodes beside it.
+
+    Args:
+        model: A path or a loaded model; it is not changed.
+        adapter: An ``.onnx_adapter`` file or a PEFT folder.
+        output: The file to write.
+        requantize: Quantize the merged weights again, with new scales and zero points of smallest squared error, which
+            rounds off a part of the adapter; without it quantized weights are refused.
+
+    Returns:
+        The rounding error of each requantized layer, and whether its adapter stays beside it.
+
+    Raises:
+        ModelError: A file cannot be read or written, or the adapter belongs to another model.
+        OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
+    """
+    file = ModelFile.load(model)
+    found, targets = BaseModel.of(file).read(adapter)
+    adapted = list(zip(targets, found.entries.values(), strict=True))
+    costs: dict[str, Cost] = {}
+    made = merged_weights(adapted, requantize=requantize, costs=costs)
+    beside = set[str]()
+    if requantize:
+        for name in dict.fromkeys(str(target.layer.weight.name) for target in targets if is_quantized(target.layer)):
+            made[name]
+        beside = {cost.layer for cost in costs.values() if cost.lost > MOST_LOST}
+        made = merged_weights([item for item in adapted if item[0].layer.name not in beside], requantize=True)
+    target = with_adapters(file, found.entries, beside) if beside else file
+    target.save(output, made | found.tensors)
+    write_names(Path(output), read_names(file, adapter))
+    return [Cost(cost.layer, 0.0, beside=True) if cost.layer in beside else cost for cost in costs.values()]
+
+
+@checks_arguments
+@refuses_invalid()
+def convert_adapter(
+    model: Model, adapter: AdapterPath, output: AdapterPath, *, base_model: str | os.PathLike[str] | None = None
+) -> None:
+    """Convert an adapter to an ``.onnx_adapter`` file or to a PEFT folder.
+
+    Args:
+        model: The base model; it provides the names and element types of the layers.
+        adapter: An ``.onnx_adapter`` file or a PEFT folder.
+        output: The file or folder to write.
+        base_model: The PyTorch model that the ONNX model was exported from, a folder or a name on the Hugging Face Hub:
+            PEFT's ``AutoPeftModel`` classes load it. By default as in the adapter, else by ``config.json`` beside the
+            model.
+
+    Raises:
+        ModelError: A file cannot be read or written, or the adapter belongs to another model.
+        OptionError: ``output`` has another suffix.
+    """
+    path = Path(output)
+    if not is_adapter_path(path):
+        raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
+    base = BaseModel.of(ModelFile.load(model))
+    base.write(path, *base.read(adapter), base_model)
+
+
+@checks_arguments
+def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dict[str, Any]:
+    """Describe an adapter: its settings and its layers, each with rank, sizes and scale.
+
+    Args:
+        adapter: An ``.onnx_adapter`` file or a PEFT folder.
+        model: Its base model, to check that it belongs to it.
+
+    Returns:
+        A JSON-serializable mapping.
+
+    Raises:
+        ModelError: A file cannot be read, or the adapter belongs to another model.
+    """
+    found = read_adapter(adapter) if model is None else BaseModel.of(ModelFile.load(model)).read(adapter)[0]
+    full = {**found.tensors, **found.of_modules}
+    return {
+        "kind": "DoRA" if found.dora else "LoRA",
+        "rank": found.rank,
+        "alpha": found.alpha,
+        "rank_stabilized": found.rslora,
+        "dropout": found.dropout,
+        "parameters": sum(entry.size for entry in found.entries.values()) + sum(map(np.size, full.values())),
+        "base_model": found.checkpoint.base_model,
+        "task_type": found.checkpoint.task_type,
+        "trained_in_full": sorted(full),
+        "names_its_model": found.base is not None,
+        "layers": [
+            {
+                "name": name,
+                "rank": entry.rank,
+                "inputs": entry.inputs,
+                "outputs": entry.outputs,
+                "scale": entry.scale,
+            }
+            for name, entry in found.entries.items()
+        ],
+    }
+
+
 Combination = Literal["cat", "svd", "linear"]
-COMBINATIONS: tuple[Combination, ...] = ("cat", "svd", "linear")
 
 Term = tuple[Entry, float]
 """The adapter of a layer and its weight in the sum."""
@@ -72,8 +225,8 @@ def add_weighted(
     """
     path = Path(output)
     given = _checked_terms(adapters)
-    if combination not in COMBINATIONS:
-        raise OptionError(f"combination is {combination!r}; it is {' or '.join(map(repr, COMBINATIONS))}.")
+    if combination not in get_args(Combination):
+        raise OptionError(f"combination is {combination!r}; it is {' or '.join(map(repr, get_args(Combination)))}.")
     if rank is not None and combination != "svd":
         raise OptionError(f'rank is for combination="svd", but combination is {combination!r}; leave it out.')
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
@@ -81,41 +234,52 @@ def add_weighted(
     if not is_adapter_path(path):
         raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
     paths = [one for one, _ in given]
-    read = _read(paths, path, model)
+    base = None if model is None else BaseModel.of(ModelFile.load(model))
+    targets: dict[str, Target] = {}
+    common = None
+    if base is None:
+        _check_one_form([*paths, str(path)])
+        read = [read_adapter(one) for one in paths]
+        common = _common_base(paths, read)
+    else:
+        matched = [base.read(one) for one in paths]
+        read = [found for found, _ in matched]
+        for found, own in matched:
+            targets |= zip(found.entries, own, strict=True)
     terms: dict[str, list[Term]] = {}
-    for (label, weight), adapter in zip(given, read.adapters, strict=True):
+    for (label, weight), adapter in zip(given, read, strict=True):
         if adapter.dora:
             raise OptionError(f"{label!r} has magnitudes (DoRA), whose sum is no adapter; merge it, or leave it out.")
         for name, entry in adapter.entries.items():
             terms.setdefault(name, []).append((entry, weight))
-    settings = _settings(paths, read)
-    size = rank or max(entry.rank for adapter in read.adapters for entry in adapter.entries.values())
+    settings = replace(_settings(paths, read), base=common)
+    size = rank or max(entry.rank for adapter in read for entry in adapter.entries.values())
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused below
         entries = {name: _combined(name, each, combination, size) for name, each in terms.items()}
     largest = max(entry.rank for entry in entries.values())
     result = checked(replace(settings, entries=entries, rank=largest, alpha=float(largest)), str(path))
-    if path.suffix != SUFFIX:
-        result = read.in_checkpoint(result)
-    write_adapter(path, result, read.dtypes, {}, lambda: read.in_modules(result))
+    if base is not None:
+        base.write(path, result, [targets[name] for name in result.entries])
+    elif path.suffix != SUFFIX:
+        write_folder(path, result, result.of_modules)
+    else:
+        write_file(path, result, {name: dtype for one in paths for name, dtype in element_types(Path(one)).items()})
 
 
-@dataclass(frozen=True)
-class _Read:
-    """Adapters with the names of one model."""
-
-    adapters: Sequence[Adapter]
-    base: Mapping[str, Any] | None
-    dtypes: Mapping[str, ir.DataType]
-    checkpoint: Checkpoint
-    in_checkpoint: Callable[[Adapter], Adapter]
-    in_modules: Callable[[Adapter], Mapping[str, Array]]
+def _check_one_form(paths: Sequence[str]) -> None:
+    """Refuse adapters whose names only a model relates."""
+    if len({one.endswith(SUFFIX) for one in paths}) > 1:
+        raise OptionError(
+            "An .onnx_adapter file and a PEFT folder may name the layers differently; give the model that both belong "
+            "to (model=), or one form of all."
+        )
 
 
-def _settings(labels: Sequence[str], read: _Read) -> Adapter:
+def _settings(labels: Sequence[str], adapters: Sequence[Adapter]) -> Adapter:
     """Return an adapter without entries that has the tensors that were trained in full, and the settings, of a sum."""
-    full = {label: {**one.tensors, **one.of_modules} for label, one in zip(labels, read.adapters, strict=True)}
+    full = {label: {**one.tensors, **one.of_modules} for label, one in zip(labels, adapters, strict=True)}
     having = [label for label in labels if full[label]]
-    chosen = read.adapters[labels.index(having[0])] if having else read.adapters[0]
+    chosen = adapters[labels.index(having[0])] if having else adapters[0]
     for label in having[1:]:
         first, other = full[having[0]], full[label]
         same = {name for name in first.keys() & other.keys() if np.array_equal(first[name], other[name])}
@@ -132,12 +296,11 @@ def _settings(labels: Sequence[str], read: _Read) -> Adapter:
         {},
         chosen.rank,
         chosen.alpha,
-        dropout=read.adapters[0].dropout,
-        base=read.base,
+        dropout=adapters[0].dropout,
         tensors=chosen.tensors,
         of_modules=chosen.of_modules,
         aliases=chosen.aliases,
-        checkpoint=read.checkpoint,
+        checkpoint=_checkpoint(adapters),
     )
 
 
@@ -158,43 +321,6 @@ def _checked_terms(adapters: Sequence[tuple[str | os.PathLike[str], float]]) -> 
     return found
 
 
-def _read(paths: Sequence[str], output: Path, model: str | os.PathLike[str] | onnx.ModelProto | None) -> _Read:
-    """Read adapters with the names of one model."""
-    files = [str(path).endswith(SUFFIX) for path in (*paths, output)]
-    if model is not None:
-        file = ModelFile.load(model)
-        matched = [fitted(file, path) for path in paths]
-        layers = {
-            name: layer
-            for found, layer_parts, _ in matched
-            for name, (layer, _) in zip(found.entries, layer_parts, strict=True)
-        }
-        dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, layer in layers.items()}
-        adapters, graph = [found for found, _, _ in matched], matched[0][2]
-        base = describe_base(file, layers.values())
-        checkpoint = _checkpoint(adapters).completed(file.folder, None)
-        architecture = Architecture.of(graph[0].initializers, file.folder, checkpoint)
-        return _Read(
-            adapters,
-            base,
-            dtypes,
-            checkpoint,
-            lambda result: in_checkpoint(result, graph[1], architecture),
-            lambda result: for_peft(result, *graph, architecture, str(output)),
-        )
-    if any(files) and not all(files):
-        raise OptionError(
-            "An .onnx_adapter file and a PEFT folder may name the layers differently; give the model that both belong "
-            "to (model=), or one form of all."
-        )
-    adapters = [read_adapter(path) for path in paths]
-    dtypes = {name: dtype for path in paths if files[-1] for name, dtype in element_types(Path(path)).items()}
-    common = _common_base(paths, [adapter.base for adapter in adapters])
-    return _Read(
-        adapters, common, dtypes, _checkpoint(adapters), lambda result: result, lambda result: result.of_modules
-    )
-
-
 def _checkpoint(adapters: Sequence[Adapter]) -> Checkpoint:
     """Return the first name and the first task of a PyTorch model that adapters have."""
     found = [adapter.checkpoint for adapter in adapters]
@@ -202,9 +328,9 @@ def _checkpoint(adapters: Sequence[Adapter]) -> Checkpoint:
     return Checkpoint(name, next((one.task_type for one in found if one.task_type), ""))
 
 
-def _common_base(paths: Sequence[str], bases: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+def _common_base(paths: Sequence[str], adapters: Sequence[Adapter]) -> Mapping[str, Any] | None:
     """Return the description of the adapters' model; ``None`` where an adapter has none."""
-    known = [(path, base) for path, base in zip(paths, bases, strict=True) if base is not None]
+    known = [(path, one.base) for path, one in zip(paths, adapters, strict=True) if one.base is not None]
     weights: dict[str, Any] = {}
     for path, base in known:
         own = base.get("weights")
@@ -213,13 +339,12 @@ def _common_base(paths: Sequence[str], bases: Sequence[Mapping[str, Any] | None]
         if not same or any(weights.get(name, digest) != digest for name, digest in own.items()):
             raise ModelError(f"{path!r} and {known[0][0]!r} were made for different models, so that they have no sum.")
         weights |= own
-    return {**known[0][1], "weights": weights} if len(known) == len(bases) else None
+    return {**known[0][1], "weights": weights} if len(known) == len(adapters) else None
 
 
 def _combined(name: str, terms: Sequence[Term], combination: Combination, rank: int) -> Entry:
     """Return the weighted sum of the adapters of one layer, with the scale 1."""
-    shapes = {(entry.inputs, entry.outputs, entry.a.shape[2:] if entry.is_convolution else ()) for entry, _ in terms}
-    if len(shapes) > 1 or len({(entry.is_convolution, entry.embedding) for entry, _ in terms}) > 1:
+    if len({(entry.sizes, entry.embedding) for entry, _ in terms}) > 1:
         raise ModelError(f"The adapters have matrices of different sizes for {name!r}; give adapters of one model.")
     if combination == "linear":
         ranks = sorted({entry.rank for entry, _ in terms})
