@@ -77,7 +77,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """A pruned model with the settings and results of its pruning, its files and its report."""
+    """A pruned model with its record, its files and its report."""
 
     method: str
     optimizer: str
