@@ -107,11 +107,12 @@ def test_flags_that_do_not_go_together(folder, arguments, sentence):
 
 def test_without_mpiexec_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(distributed.shutil, "which", lambda *_, **__: None)
+    flags = DistributedFlags(parallel="mpi", processes=2)
     with pytest.raises(OptionError, match=r"--processes needs mpiexec, .*pip install mpich"):
-        distributed.launch(2, 0, checkpoint=None)
+        flags.launch(checkpoint=None)
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(OptionError, match="--processes starts mpiexec itself; leave one of them out"):
-        distributed.launch(2, 0, checkpoint=None)
+        flags.launch(checkpoint=None)
 
 
 @needs_mpi

@@ -15,7 +15,7 @@ from onnxtrain import operators
 from onnxtrain.errors import OperatorError
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.operators.arithmetic import Tensor, wide
-from onnxtrain.operators.reference import arguments
+from onnxtrain.operators.evaluation import arguments
 
 COUNTS = (0, 1, 2, 1000)
 

@@ -12,9 +12,9 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.step import StepSession
+from onnxtrain.training import features as cached_features
 from onnxtrain.training.executor import Executor
 from onnxtrain.training.features import divide
-from onnxtrain.training.inference import cached_features
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.random((30, 3, 16, 16), np.float32)

@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, numpy_helper
 
-from onnxtrain.graph import Builder
+from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.layers import Layer, layers, stored
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import Value, dimensions
+from onnxtrain.graph.value import dimensions
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.runtime.turns import session_of_one_thread
 

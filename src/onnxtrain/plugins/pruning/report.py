@@ -27,8 +27,7 @@ from onnxtrain.model_file.writing import AtomicFiles, check_writable
 from onnxtrain.plugins.pruning.options import Storage
 from onnxtrain.plugins.pruning.sparse import save_sparse
 from onnxtrain.plugins.pruning.thresholds import Probe
-from onnxtrain.training.report.charts import Chart, bar_chart, curve_chart
-from onnxtrain.training.report.png import matplotlib_available, png
+from onnxtrain.training.report.charts import Chart, bar_chart, curve_chart, matplotlib_available, png
 
 _CHUNK = 1 << 20
 _WIDTH = 110

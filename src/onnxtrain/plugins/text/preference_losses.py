@@ -15,9 +15,9 @@ from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
-from onnxtrain.losses.base import TargetKind, examples, node_rank, softplus
+from onnxtrain.losses.base import TargetKind, check_above_zero, examples, node_rank, softplus
 from onnxtrain.losses.chunks import check_chunk
-from onnxtrain.losses.groups import GroupLoss, Rows, check_above_zero
+from onnxtrain.losses.groups import GroupLoss, Rows
 from onnxtrain.lowering.training_info.recipe import LossTerms, free_names
 from onnxtrain.metrics.base import LossMetric, MetricInput, NamedMetric
 

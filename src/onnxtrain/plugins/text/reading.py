@@ -17,7 +17,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.groups import GroupLoss
-from onnxtrain.runtime.device_states import new_states
+from onnxtrain.runtime.states import new_states
 from onnxtrain.training.prepare import prepare
 from onnxtrain.training.working_copy.training_modes import Modes
 

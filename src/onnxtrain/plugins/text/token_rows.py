@@ -9,7 +9,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.map_dataset import of_rows
+from onnxtrain.data.map_dataset import Examples, of_rows
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.errors import DataError
 from onnxtrain.losses.groups import IGNORED
@@ -102,7 +102,7 @@ def roles_of(
     return roles
 
 
-class RowExamples:
+class RowExamples(Examples):
     """Rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row."""
 
     def __init__(
@@ -110,8 +110,6 @@ class RowExamples:
     ) -> None:
         self._tokens, self._roles, self._length, self._padding = tokens, roles, length, padding
         self._need_target = need_target
-        self.columns: dict[str, tuple[str, ...]] = {}
-        self.declared_labels: tuple[str, ...] = ()
         self.of_tokens = True
         self.hints = tokens.hints
         self.lengths = None if length else tokens.lengths
@@ -142,10 +140,6 @@ class RowExamples:
     def weights_of(self, weights: Array, name: str) -> Array:
         """Return the weights of the examples that were not left out."""
         return of_rows(weights, self._tokens.read, name, self._tokens.kept)
-
-    def all_targets(self) -> Array | None:
-        """Return None: rows have different lengths, and reading the examples gives other targets."""
-        return None
 
     def fingerprint(self) -> str | None:
         """Return the fingerprint of the rows."""

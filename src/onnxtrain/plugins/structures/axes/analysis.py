@@ -12,8 +12,7 @@ from onnx_ir.passes.common import InlinePass
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import captured_values, subgraphs
 from onnxtrain.graph.layers import computed_constants, follows, layers
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.sizes import fold_sizes
+from onnxtrain.graph.shapes import fold_sizes, infer_shapes
 from onnxtrain.graph.value import Dimension, constant_array, constant_tensor, dimensions, is_float
 from onnxtrain.plugins.structures.axes import registry
 from onnxtrain.plugins.structures.axes.cut import Cut
