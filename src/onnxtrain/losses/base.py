@@ -6,6 +6,7 @@ that several micro-batches combine to exactly the mean over the large batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -234,7 +235,7 @@ def check_weight(name: str, weight: float) -> None:
 def check_above_zero(loss: Loss, **values: Any) -> None:
     """Refuse settings of a loss that are not finite numbers above 0."""
     for name, value in values.items():
-        if not (isinstance(value, Real) and np.isfinite(value) and value > 0):
+        if not (isinstance(value, Real) and 0 < float(value) < math.inf):
             raise OptionError(f"{name} is {value!r}; {loss.name} needs a finite number above 0.")
 
 
