@@ -37,6 +37,11 @@ def sizes_of(value: Value, axes: Sequence[int]) -> list[Size]:
     return [size_of(value, axis) for axis in axes]
 
 
+def known_sizes(sizes: Sequence[Size | None]) -> tuple[int | None, ...]:
+    """The sizes as a shape: those that only the graph knows are ``None``."""
+    return tuple(size if isinstance(size, int) else None for size in sizes)
+
+
 def as_value(op: Builder, size: Size) -> Value:
     """A size as a one-element int64 value."""
     return op.ints(size) if isinstance(size, int) else size
@@ -134,7 +139,7 @@ def joined(op: Builder, sizes: Sequence[Size]) -> Value:
 def shaped(value: Value, sizes: Sequence[Size]) -> Value:
     """Reshape to sizes, some of which may be known only in the graph."""
     op = value.op
-    known = tuple(size if isinstance(size, int) else None for size in sizes)
+    known = known_sizes(sizes)
     if value.shape == known and None not in known:
         return value
     return op.Reshape(value, joined(op, sizes), allowzero=1).with_shape(known)
@@ -143,8 +148,7 @@ def shaped(value: Value, sizes: Sequence[Size]) -> Value:
 def zeros(op: Builder, sizes: Sequence[Size], dtype: ir.DataType) -> Value:
     """Zeros of a type and of sizes, some of which may be known only in the graph."""
     fill = ir.tensor(np.zeros(1, dtype=dtype.numpy()))
-    known = tuple(size if isinstance(size, int) else None for size in sizes)
-    return op.ConstantOfShape(joined(op, sizes), value=fill).with_shape(known)
+    return op.ConstantOfShape(joined(op, sizes), value=fill).with_shape(known_sizes(sizes))
 
 
 def identity_matrix(op: Builder, rows: Size, columns: Size, dtype: ir.DataType) -> Value:
@@ -196,15 +200,16 @@ def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
 def flat_scatter(x: Value, positions: Value, dy: Value) -> Value:
     """Add the elements of dy to zeros of the shape of x at positions in its flattened elements."""
     op = x.op
-    start = zeros(op, [product_between(x, 0, None)], x.dtype)
     flat = op.ints(-1)
+    start = op.Reshape(op.zeros_like(x), flat)
     added = op.ScatterElements(start, op.Reshape(positions, flat), op.Reshape(dy, flat), axis=0, reduction="add")
     return op.reshape_like(added, x)
 
 
 def flat_positions(x: Value) -> Value:
     """The position of every element of x among its flattened elements, in the shape of x."""
-    return x.op.reshape_like(count_to(x.op, product_between(x, 0, None)), x)
+    op = x.op
+    return op.reshape_like(op.Range(op.constant(0, np.int64), op.Size(x), op.constant(1, np.int64)), x)
 
 
 def count_to(op: Builder, size: Size) -> Value:

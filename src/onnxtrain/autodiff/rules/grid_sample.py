@@ -21,6 +21,7 @@ from onnxtrain.autodiff.placement import (
     as_value,
     identity_matrix,
     joined,
+    known_sizes,
     multiply,
     product,
     shaped,
@@ -109,8 +110,7 @@ def _for_all_channels(number: Value, batch: Size, channels: Size, count: Size) -
     op = number.op
     one = op.ints(1)
     target = op.Concat(one, as_value(op, channels), one, axis=0)
-    known = [size if isinstance(size, int) else None for size in (batch, channels, count)]
-    return op.Expand(shaped(number, [batch, 1, count]), target).with_shape(tuple(known))
+    return op.Expand(shaped(number, [batch, 1, count]), target).with_shape(known_sizes([batch, channels, count]))
 
 
 def _axis_taps(node: Node, points: Value, component: int, size: Size) -> _Taps:

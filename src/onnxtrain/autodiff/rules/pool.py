@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.placement import flat_scatter, joined, sizes_of
+from onnxtrain.autodiff.placement import flat_scatter, joined, known_sizes, sizes_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, attributes_fit, spatial_sizes, windows_of
 from onnxtrain.graph import Builder, Value
@@ -111,7 +111,8 @@ def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
     assert windows.kernel is not None
     check_table(*windows.kernel)
     kernel = op.constant(np.ones((1, 1, *windows.kernel)), dy.dtype)
-    ones = op.Expand(op.scalar(1, dy), joined(op, [1, 1, *sizes_of(windows.x, axes)]))
+    sizes = [1, 1, *sizes_of(windows.x, axes)]
+    ones = op.Expand(op.scalar(1, dy), joined(op, sizes)).with_shape(known_sizes(sizes))
     if windows.pads is None or any(windows.pads):
         fill = op.scalar(1 if include_padding else 0, dy)
         ones = op.Pad(ones, joined(op, [*windows.begin, *windows.end]), fill, op.ints(*axes))
@@ -126,7 +127,8 @@ def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
     )
     if not windows.exact_end:  # rounding up can give one window more than the pooling has
         counts = op.Slice(counts, op.ints(*[0] * rank), op.Shape(dy, start=2), op.ints(*axes))
-    return op.Max(counts, op.scalar(1, counts))  # padding alone counts nothing
+    counts = op.Max(counts, op.scalar(1, counts))  # padding alone counts nothing
+    return counts.with_shape(known_sizes([1, 1, *sizes_of(dy, axes)]))
 
 
 @register_gradient("LpPool")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node, describe
@@ -19,6 +20,7 @@ from onnxtrain.autodiff.placement import (
     LAST,
     Size,
     joined,
+    known_sizes,
     product_between,
     shaped,
     size_of,
@@ -182,10 +184,10 @@ def _matrix(node: Node, axis: _Axis) -> Value:
             return _rounded_matrix(node, axis, scale)
         scales = op.constant([1, scale.value], np.float32)
     else:
-        scales = op.Concat(op.constant([1], np.float32), _item(node.input_required(2), axis.position), axis=0)
+        scale_of_axis = op.cast(_item(node.input_required(2), axis.position), ir.DataType.FLOAT)
+        scales = op.Concat(op.constant([1], np.float32), scale_of_axis, axis=0)
     rows = op.Resize(identity, roi, scales, sizes, **node.attributes(*_ATTRIBUTES))
-    known = [item if isinstance(item, int) else None for item in (size, size_of(node.y, axis.axis))]
-    return rows.with_shape(tuple(known))
+    return rows.with_shape(known_sizes([size, size_of(node.y, axis.axis)]))
 
 
 def _both_sizes(node: Node, axis: _Axis, size: Size) -> Value:

@@ -14,6 +14,7 @@ from onnxtrain.autodiff.placement import (
     flat_scatter,
     from_start,
     joined,
+    known_sizes,
     multiply,
     pad_to,
     reversed_along,
@@ -127,8 +128,7 @@ def _interleaved(value: Value, axis: int, step: int) -> Value:
     long = shaped(wide, [*before, multiply(count, step), *after])
     cut = op.Slice(long, op.ints(0), op.ints(1 - step), op.ints(axis))
     length = max(count * step - step + 1, 0) if isinstance(count, int) else None
-    known = [size if isinstance(size, int) else None for size in (*before, length, *after)]
-    return cut.with_shape(tuple(known))
+    return cut.with_shape(known_sizes([*before, length, *after]))
 
 
 @register_gradient("Pad", since=18)
