@@ -75,16 +75,16 @@ def read_tensors(path: Path) -> Tensors:
     except FileNotFoundError as error:
         raise ModelError(
             f"{str(path)!r} does not exist; give an .onnx_adapter file, or a folder that PEFT has written."
-        ) from error
+        ).about(str(path)) from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{str(path)!r} cannot be read: {_reason(error)}; give an .onnx_adapter file.") from error
     try:
         values = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
         arrays = {name: _array(value) for name, value in values.items()}
     except Exception as error:  # ONNX Runtime raises no specific type
-        raise ModelError(f"{str(path)!r} is no .onnx_adapter file; give one, or a folder that PEFT has written.") from (
-            error
-        )
+        raise ModelError(f"{str(path)!r} is no .onnx_adapter file; give one, or a folder that PEFT has written.").about(
+            str(path)
+        ) from (error)
     return Tensors(arrays, _read_manifest(_manifest_path(path)))
 
 
@@ -193,7 +193,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(
             f"{str(path)!r} is not an adapter's manifest; remove it to read the adapter without its manifest."
-        )
+        ).about(str(path))
     return found
 
 

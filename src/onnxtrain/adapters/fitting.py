@@ -54,12 +54,12 @@ def fit(
                 raise ModelError(
                     f"{label!r} has an adapter for {name!r}, but the model has slots for adapters already; give the "
                     "model without slots."
-                )
+                ).about(label, got=name)
             shown = ", ".join(layer.name for layer in layers[:4]) + (", ..." if len(layers) > 4 else "")
             raise ModelError(
                 f"{label!r} has an adapter for {name!r}, but the model has no such layer; its layers: "
                 f"{shown or 'none'}."
-            )
+            ).about(label, got=name, wanted=[*layers])
         _check_sizes(label, name, entry, *layer_part)
         own = name_of(*layer_part)
         if own in found:
@@ -106,7 +106,7 @@ def _check_sizes(label: str, name: str, entry: Entry, layer: Layer, part: Part |
         raise ModelError(
             f"{label!r} has an adapter of {_shown(got)} for {name!r}, whose weight is {_shown(wanted)}; it was made "
             "for another model."
-        )
+        ).about(name, got=got, wanted=wanted)
 
 
 def _shown(sizes: Sequence[int]) -> str:

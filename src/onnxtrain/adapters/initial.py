@@ -68,13 +68,13 @@ class Residuals:
             raise OptionError(
                 f"{self._label!r} has no layer {name_of(layer, part)!r}, so that the error of its quantization is not "
                 "known; give the float model that the quantized one was made from, or take another init."
-            )
+            ).about(self._label, wanted=name_of(layer, part))
         before = columns_of(*original, matrix(original[0]))
         if before.shape != weight.shape:
             raise OptionError(
                 f"{self._label!r} has the weight of {name_of(layer, part)!r} in the shape {before.shape}, the "
                 f"quantized model in {weight.shape}; give the float model that the quantized one was made from."
-            )
+            ).about(name_of(layer, part), got=before.shape, wanted=weight.shape)
         return _entry_of(layer, part, before - weight, rank, scale)
 
 

@@ -118,7 +118,9 @@ class Lora(Adaptation):
         for option, ranks in (("rank", {"": self.rank}), ("rank_pattern", self._pattern("rank_pattern"))):
             for pattern, rank in ranks.items():
                 if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1:
-                    raise OptionError(f"{_of(option, pattern)} is {rank!r}; it must be an integer of at least 1.")
+                    raise OptionError(
+                        f"{_of(option, pattern)} is {rank!r}; it must be an integer of at least 1."
+                    ).about(_of(option, pattern), got=rank)
         for option, alphas in (("alpha", {"": self.alpha}), ("alpha_pattern", self._pattern("alpha_pattern"))):
             for pattern, alpha in alphas.items():
                 if not _is_number(alpha) or not 0 < alpha < math.inf:
@@ -226,7 +228,7 @@ class Lora(Adaptation):
             raise OptionError(
                 'init="loftq" of Lora approximates the error of quantization, but no adapted layer is quantized; take '
                 "another init."
-            )
+            ).about("init", got="loftq")
         return Residuals(original)
 
     def _given(
@@ -310,7 +312,7 @@ def _check_tied(graph: ir.Graph, initializers: Collection[str], adapter: Adapter
             raise OptionError(
                 f"tie= gives {name!r} the values of {original!r}, but {label!r} was trained with others for the two; "
                 "leave tie= out."
-            )
+            ).about(name, got=original)
 
 
 def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry, start: Entry | None) -> tuple[Slot, Pair]:
@@ -336,7 +338,7 @@ def _parameter(op: Builder, name: str, array: npt.NDArray[np.generic]) -> Value:
         raise OptionError(
             f"The model has a tensor {name!r} already, so that it has adapters, or slots for them; give the model "
             "without."
-        )
+        ).about(name)
     tensor = ir.tensor(np.ascontiguousarray(array), name=name)
     value = ir.Value(
         name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor

@@ -23,11 +23,15 @@ def check_base(base: Mapping[str, Any] | None, file: ModelFile, layers: Iterable
         return
     advice = "give the model that it was trained on"
     if base.get("graph") != describe_graph(file):
-        raise ModelError(f"{adapter!r} was made for another model: this one has another graph; {advice}.")
+        raise ModelError(f"{adapter!r} was made for another model: this one has another graph; {advice}.").about(
+            adapter
+        )
     known = base.get("weights")
     for name, digest in _weights(file, layers).items():
         if not isinstance(known, Mapping) or known.get(name) != digest:
-            raise ModelError(f"{adapter!r} was made for another model: the weight {name!r} differs; {advice}.")
+            raise ModelError(f"{adapter!r} was made for another model: the weight {name!r} differs; {advice}.").about(
+                name
+            )
 
 
 def _weights(file: ModelFile, layers: Iterable[Layer]) -> dict[str, str]:

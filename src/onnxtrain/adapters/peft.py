@@ -61,7 +61,7 @@ def read_folder(folder: Path) -> Adapter:
         if end is None and ".lora_" in name:
             raise ModelError(
                 f"{str(folder)!r} has a tensor {name!r}, which is no matrix of a low-rank adapter; train it without."
-            )
+            ).about(str(folder), got=name)
         if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
             raise ModelError(f"{str(folder)!r} has {name!r} in the type {array.dtype}; it needs floating point.")
         if end is None:
@@ -115,7 +115,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise ModelError(
             f"{str(path)!r} has 'init_lora_weights' = {init!r}, for which PEFT changed the weights of the base model; "
             "save the adapter with path_initial_model_for_weight_conversion=, which makes it fit the original weights."
-        )
+        ).about(str(path), got=init)
     return config
 
 

@@ -130,7 +130,7 @@ def _checked(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:
             raise OptionError(
                 f"{label!r} has values for {name!r}, which is not an initializer of the model's main graph and "
                 "cannot become an input; merge the adapter into the model instead (merge_adapter)."
-            )
+            ).about(label, got=name)
     return adapter
 
 
@@ -151,7 +151,9 @@ def _input(op: Builder, name: str, shape: tuple[int | str, ...], dtype: ir.DataT
     """Add an optional input; its default is empty if an axis is symbolic, and ones otherwise."""
     graph = op.graph
     if name in graph.initializers or any(value.name == name for value in graph.inputs):
-        raise OptionError(f"The model has a tensor {name!r} already, so that it has slots; give the model without.")
+        raise OptionError(
+            f"The model has a tensor {name!r} already, so that it has slots; give the model without."
+        ).about(name)
     sizes = [size if isinstance(size, int) else 0 for size in shape]
     tensor = ir.tensor(np.ones(sizes, dtype.numpy()), dtype=dtype, name=name)
     value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=tensor)

@@ -101,7 +101,7 @@ def _match_source(
     name = "the data"
     path = source.path if isinstance(source, Reader) else source
     if isinstance(path, str | os.PathLike) and "\0" in str(path):
-        raise DataError(f"the path {str(path)!r} has a NUL character, which no path can have.")
+        raise DataError(f"the path {str(path)!r} has a NUL character, which no path can have.").about(str(path))
     reader = _reader(source)
     if reader is not None:
         return *reader.read(specs, target=target, need_target=need_target), reader.name

@@ -105,7 +105,7 @@ def names_of(given: Sequence[str] | str, argument: str) -> list[str]:
     """Return the names that an argument lists, each once."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not names or not all(isinstance(name, str) for name in names):
-        raise GradientError(f"{argument} is {given!r}; it needs a name, or a list of names.")
+        raise GradientError(f"{argument} is {given!r}; it needs a name, or a list of names.").about(argument, got=given)
     return list(dict.fromkeys(names))
 
 

@@ -248,7 +248,7 @@ def check_functions(label: str, proto: ModelProto) -> None:
         raise ModelError(
             f"{label} has functions that expand to {found} nodes, but the limit for a model of its size is {most:,}; "
             "export it without functions."
-        )
+        ).about(label, got=found, wanted=most)
 
 
 def _function_calls(holder: GraphProto | FunctionProto, functions: dict[_Name, FunctionProto]) -> list[_Name]:
@@ -337,7 +337,7 @@ def _check_names(label: str, proto: ModelProto) -> None:
 
 def _check_text(label: str, template: Template) -> None:
     if not is_text(template.light()):
-        raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.")
+        raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.").about(label)
 
 
 def _check_ports(label: str, proto: ModelProto) -> None:
@@ -347,7 +347,7 @@ def _check_ports(label: str, proto: ModelProto) -> None:
         raise ModelError(
             f"{label} has several outputs named {', '.join(map(repr, twice))}; names must be unique: "
             "export the model again."
-        )
+        ).about(label, got=twice)
     for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.elem_type:

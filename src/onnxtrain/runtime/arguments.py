@@ -50,7 +50,7 @@ def number(name: str, value: Any) -> float:
     if math.isfinite(found) and abs(found) >= _INFINITE:
         raise OperatorError(
             f"{name} is {found!r}: its magnitude must be at most 3.402823e+38, since it is stored as float32."
-        )
+        ).about(name, got=found)
     return found
 
 

@@ -47,10 +47,12 @@ def find() -> CudaUpdates | None:
         if not path.is_file():
             raise OptionError(
                 f"The environment variable {VARIABLE} names {named!r}, which is not a file; {HOW_TO_GET_IT}."
-            )
+            ).about(VARIABLE, got=named)
         found, reason = _load(path.resolve())
         if found is None:
-            raise OptionError(f"The environment variable {VARIABLE} names {named!r}, which cannot be loaded: {reason}.")
+            raise OptionError(
+                f"The environment variable {VARIABLE} names {named!r}, which cannot be loaded: {reason}."
+            ).about(VARIABLE, got=named)
         return found
     path = in_package()
     return _load(path)[0] if path.is_file() else None

@@ -74,7 +74,7 @@ class DeviceStates(StateBuffers):
         raise OptionError(
             f"Data-parallel training needs states in CPU memory, but they are in {self._device.kind} memory; leave "
             "providers or parallel out."
-        )
+        ).about("states", got=self._device.kind, wanted="cpu")
 
     def set_buffer(self, name: str, memory: np.ndarray) -> None:
         """Refuse, like :meth:`make_contiguous`."""

@@ -453,5 +453,7 @@ def targets_by_output(heads: Sequence[LossHead], targets: Any) -> dict[str, Any]
         )
     for name in names:
         if name not in targets:
-            raise DataError(f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}.")
+            raise DataError(
+                f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}."
+            ).about(name, got=[*targets])
     return {name: targets[name] for name in names}

@@ -58,14 +58,14 @@ def divide(objective: Objective) -> Divided:
         raise OptionError(
             "cache_features keeps what frozen layers compute, but no frozen layer comes before the first trained one "
             f"({first!r} is trained); freeze the first layers, or leave cache_features out."
-        )
+        ).about("cache_features", got=first)
     for node in graph:
         if node in before and _differs_by_step(node):
             raise OptionError(
                 f"cache_features computes the frozen layers once, but {node.name or node.outputs[0].name!r} "
                 f"({node.op_type}) among them gives other values in every step; train without dropout, batch norm in "
                 "training mode and random numbers there, or leave cache_features out."
-            )
+            ).about("cache_features", got=node.op_type)
     return _cut(own, features, ends)
 
 
@@ -114,7 +114,7 @@ def _features(
             raise OptionError(
                 f"cache_features keeps one row of every feature for each example, but the trained layers read the "
                 f"input {value.name!r}, which has no axis of examples; leave cache_features out."
-            )
+            ).about("cache_features", got=value.name)
         if producer is None or (shape and shape[0] in symbols and isinstance(value.type, ir.TensorType)):
             found[value] = None
         elif producer in frozen:

@@ -74,7 +74,7 @@ def activations(node: Node, default: Sequence[str], directions: int) -> list[lis
             raise GradientError(
                 f"{describe(node.ir)}: the activation {name!r} is unknown; the operator knows "
                 f"{', '.join(sorted(_NAMES.values()))}."
-            )
+            ).about(describe(node.ir), got=name, wanted=sorted(_NAMES.values()))
         alpha, beta = _PARAMETERS[name.lower()]
         found.append(
             _with_numbers(

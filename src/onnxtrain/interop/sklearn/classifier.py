@@ -140,14 +140,16 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             raise OptionError(
                 f"The output {self._head.name!r} of the model is for {found} classes, but there are {width}; "
                 "new_head=True trains a new last layer for them."
-            )
+            ).about(self._head.name, got=found, wanted=width)
 
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
         check_classification_targets(y)
         if anew:
             self._name_classes(unique_labels(y if classes is None else classes))
         elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
-            raise OptionError(f"classes is {classes!r}, but this classifier was fitted for {self.classes_.tolist()}.")
+            raise OptionError(
+                f"classes is {classes!r}, but this classifier was fitted for {self.classes_.tolist()}."
+            ).about("classes", got=classes, wanted=self.classes_.tolist())
         self._check_labels(y)
         return len(self.classes_)
 
@@ -155,7 +157,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         if len(classes) < 2:
             raise OptionError(
                 f"y holds one class only, {classes.tolist()[0]!r}; a classifier needs at least 2 classes."
-            )
+            ).about("y", got=classes.tolist()[0])
         self.classes_ = classes
 
     def _check_labels(self, y: np.ndarray) -> None:
@@ -163,7 +165,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         if len(unknown):
             raise OptionError(
                 f"The label {unknown.tolist()[0]!r} in y is not one of the classes {self.classes_.tolist()}."
-            )
+            ).about("y", got=unknown.tolist()[0], wanted=self.classes_.tolist())
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
         """Convert labels to class indices."""

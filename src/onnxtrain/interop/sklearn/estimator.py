@@ -256,7 +256,9 @@ def check_weights(given: Any, X: np.ndarray) -> np.ndarray | None:
         return None
     weights: np.ndarray = _check_sample_weight(given, X, dtype=np.float64)
     if (weights < 0).any():
-        raise OptionError(f"sample_weight holds {weights.min():g}; weights are at least 0.")
+        raise OptionError(f"sample_weight holds {weights.min():g}; weights are at least 0.").about(
+            "sample_weight", got=weights.min()
+        )
     if not weights.any():
         raise OptionError("sample_weight holds only zero weights; at least one must be above zero.")
     return weights

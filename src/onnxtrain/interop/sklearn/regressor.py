@@ -95,4 +95,4 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
             raise OptionError(
                 f"The output {self._head.name!r} of the model has {self._head.width} columns, but y has {width}; "
                 "new_head=True trains a new last layer for them."
-            )
+            ).about(self._head.name, got=self._head.width, wanted=width)

@@ -46,7 +46,7 @@ def read_texts(source: Any, reading: Reading) -> Any:
     raise DataError(
         f"{found.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
         "logits at a token with the next one, or a loss of your own."
-    )
+    ).about(found.name, got=loss.name)
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:

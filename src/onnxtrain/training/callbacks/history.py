@@ -64,7 +64,7 @@ class History(Callback):
         elif path.suffix == ".csv":
             write_csv(path, self.rows)
         else:
-            raise OptionError(f"A history is saved as .json or .csv, not as '{path}'.")
+            raise OptionError(f"A history is saved as .json or .csv, not as '{path}'.").about(str(path))
 
 
 def row_of(state: TrainingState) -> dict[str, float]:

@@ -142,7 +142,9 @@ class TensorBoardLogger(Callback):
     def __init__(self, folder: str | os.PathLike[str], every: int | None = 50) -> None:
         needs("tensorboard", "TensorBoardLogger")
         if every is not None and every < 1:
-            raise OptionError(f"every of TensorBoardLogger is {every}; it needs a number of steps of at least 1.")
+            raise OptionError(
+                f"every of TensorBoardLogger is {every}; it needs a number of steps of at least 1."
+            ).about("every", got=every)
         self.folder = os.fspath(folder)
         self.every = every
         self._writer: Any = None
@@ -158,7 +160,9 @@ class TensorBoardLogger(Callback):
         try:
             self._writer = EventFileWriter(self.folder)
         except OSError as error:
-            raise OptionError(f"TensorBoardLogger cannot write to {self.folder!r}: {error.strerror}.") from error
+            raise OptionError(f"TensorBoardLogger cannot write to {self.folder!r}: {error.strerror}.").about(
+                self.folder, got=error.strerror
+            ) from error
 
     def on_step_end(self, state: TrainingState) -> None:
         """Write the loss of every n-th step."""

@@ -101,7 +101,7 @@ def read_record(entry: Entry) -> dict[str, Any]:
         raise CheckpointError(
             f"'{entry.path}' has format version {record['format_version']}, this onnxtrain reads version "
             f"{FORMAT_VERSION}; use the onnxtrain that wrote it."
-        )
+        ).about(str(entry.path), got=record["format_version"], wanted=FORMAT_VERSION)
     if record["step"] != entry.step:
         raise damaged(entry, f"it belongs to step {record['step']} and was renamed")
     return record

@@ -69,7 +69,7 @@ def compute_features(
                     f"cache_features keeps the features of all examples in one array, but {name!r} has the shape "
                     f"{kept[name].shape[1:]} for the first examples and {array.shape[1:]} for those from {end} on; "
                     "bring the examples to one size, or leave cache_features out."
-                )
+                ).about(name, got=array.shape[1:], wanted=kept[name].shape[1:])
             kept[name][end : end + batch.size] = array
         if targets is not None and batch.targets is not None:
             targets[end : end + batch.size] = batch.targets
@@ -95,7 +95,7 @@ def _check_first(
             raise OptionError(
                 f"cache_features reads every example once, but {dataset.name} gives other values of {name!r} when it "
                 "is read again, as with random transforms; leave them or cache_features out."
-            )
+            ).about(name)
     if batch.size == 1:
         return
     alone = features(share(batch, slice(0, batch.size // 2)))
@@ -106,7 +106,7 @@ def _check_first(
             raise OptionError(
                 f"cache_features needs features that depend on one example each, but {name!r} depends on the other "
                 "examples of a batch, too; leave cache_features out."
-            )
+            ).about(name)
 
 
 def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) -> None:
@@ -118,7 +118,7 @@ def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) ->
         raise OptionError(
             f"cache_features keeps {', '.join(features)} of {dataset.size:,} examples, which takes {_shown(needed)}, "
             f"but {_shown(free)} of memory are free; freeze more layers, or leave cache_features out."
-        )
+        ).about("cache_features", got=free, wanted=needed)
 
 
 def _shown(size: int) -> str:

@@ -196,7 +196,9 @@ def _adapter_of(lora: Adaptation | None) -> str | os.PathLike[str] | None:
     """Return the path of the adapter to use; ``None`` without ``lora``."""
     path: str | os.PathLike[str] | None = getattr(lora, "adapter", None)
     if lora is not None and path is None:
-        raise OptionError("lora names no adapter, so that it would change nothing; give Lora(adapter=PATH).")
+        raise OptionError("lora names no adapter, so that it would change nothing; give Lora(adapter=PATH).").about(
+            "lora"
+        )
     return path
 
 
@@ -241,5 +243,7 @@ class Head:
             shape = outputs(model, rows_to_inputs(rows[:1], inputs))[name].shape
         if len(shape) not in (1, 2):
             listed = ", ".join(map(str, shape))
-            raise OptionError(f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example.")
+            raise OptionError(
+                f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example."
+            ).about(name)
         return cls(name, int(shape[1]) if len(shape) == 2 else 1)

@@ -203,7 +203,7 @@ class _Reader:
         if self.steps_per_epoch is None:
             raise OptionError(
                 f"'{self.text}' counts epochs, but the number of steps per epoch is not known; count steps."
-            )
+            ).about(self.text)
         return number * self.steps_per_epoch
 
     def _number(self, value: str) -> float:
@@ -217,5 +217,5 @@ class _Reader:
             raise OptionError(
                 f"The {name} schedule needs the number of steps, which this data does not determine; "
                 f"use constant, step or exponential, or data whose size is known."
-            )
+            ).about(name)
         return self.total_steps

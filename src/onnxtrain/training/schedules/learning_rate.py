@@ -70,4 +70,4 @@ def check_rate(rate: object, what: str = "The learning rate") -> None:
     except (TypeError, ValueError):
         good = False
     if not good:
-        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.")
+        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.").about(what, got=rate)

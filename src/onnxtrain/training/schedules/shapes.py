@@ -194,7 +194,9 @@ class OneCycle:
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
         if not 0 < self.rising < 1:
-            raise OptionError(f"rising of the one-cycle schedule is {self.rising}; it must be between 0 and 1.")
+            raise OptionError(f"rising of the one-cycle schedule is {self.rising}; it must be between 0 and 1.").about(
+                "rising", got=self.rising
+            )
         least = math.floor(1 / self.rising) + 1
         if self.steps < least:
             raise OptionError(
