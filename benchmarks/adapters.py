@@ -20,7 +20,6 @@ needs PyTorch, transformers, peft, onnxruntime-genai, tokenizers, safetensors.
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import fnmatch
 import itertools
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from adapter_models import Models, Sizes
-from harness import ForeignLoad, environment, last_line, load_line, machine_line, table, write_report
+from harness import ForeignLoad, environment, last_line, load_line, machine_line, make_parser, table, write_report
 from products import product, seconds
 
 import onnxtrain
@@ -172,20 +171,17 @@ class Setting:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, one run each, one length and set of layers")
+    parser = make_parser(__doc__, "a tiny model, one run each, one length and set of layers", threads=2)
     parser.add_argument("--billion", action="store_true", help="a model of 1.1 billion parameters in 4 bits, by itself")
     parser.add_argument("--halves", action="store_true", help="files of 16 bits, too")
     parser.add_argument("--tokens", type=lambda text: [int(number) for number in text.split(",")], default=list(TOKENS))
     parser.add_argument("--targets", type=lambda text: text.split(","), default=[*reversed(TARGETS)])
     parser.add_argument("--checkpointing", choices=("no", "yes"), help="only without, or only with it")
     parser.add_argument("--cases", default="*", help="patterns of the frameworks' names, separated by semicolons")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3, help="processes of each framework")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each process")
     parser.add_argument("--folder", type=Path, default=Path("build/benchmarks/models"), help="of the models")
     parser.add_argument("--environment", action="append", default=[], metavar="peft=PYTHON", help="where PEFT is")
-    parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
     python = dict(item.split("=", 1) for item in options.environment).get("peft", sys.executable)
     runs, steps = options.runs, options.steps

@@ -9,13 +9,12 @@ figure is the CPU time of the fastest call. bfloat16 columns are meaningful only
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
-from harness import ForeignLoad, load_line, machine_line, milliseconds, table, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, milliseconds, table, write_report
 from native_node import seconds, session_of
 from onnx import helper
 
@@ -52,11 +51,9 @@ Calls = tuple[Callable[[], object], Callable[[], object]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small case, one round")
+    parser = make_parser(__doc__, "one small case, one round")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--against-torch", action="store_true", help="also compute by PyTorch")
-    parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
     rows = []
     with ForeignLoad() as foreign:

@@ -11,12 +11,11 @@ bfloat16 rows are meaningful only on a CPU with AVX512-BF16.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from harness import ForeignLoad, load_line, machine_line, table, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, table, write_report
 from native_node import seconds, session_of
 from onnx import helper
 
@@ -73,12 +72,10 @@ OPERATORS = {"y": "Conv", "dx": "ConvInputGradient", "dw": "ConvWeightGradient"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small convolution, one round")
+    parser = make_parser(__doc__, "one small convolution, one round")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--batch", type=int, help="only the layers at this batch size")
     parser.add_argument("--against-torch", action="store_true", help="also convolve by PyTorch in bfloat16")
-    parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
     cases = [case for case in (QUICK if options.quick else CASES) if options.batch in (None, case[0])]
     rows = []

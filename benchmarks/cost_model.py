@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import ForeignLoad, load_line, machine_line, table, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, table, write_report
 from models import LOSS, find_model
 from network_costs import (
     TABLE_BYTES,
@@ -71,11 +71,8 @@ SHOWN = {"resnet18": 32, "bert_mini": 32}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one network to predict, sums alone")
+    parser = make_parser(__doc__, "one network to predict, sums alone", models=True)
     parser.add_argument("--rounds", type=int, default=3, help="how often each network is measured")
-    parser.add_argument("--folder", default="build/benchmarks/models")
-    parser.add_argument("--output")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.worker:

@@ -12,7 +12,6 @@ steps. The figure is CPU time, since other programs run as well.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from harness import ForeignLoad, load_line, machine_line, milliseconds, table, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, milliseconds, table, write_report
 from models import LOSS, MODELS, find_model
 from step import listed
 
@@ -44,13 +43,10 @@ class Beside(Single):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the report and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "one turn", models=True)
     parser.add_argument("--models", type=listed(MODELS), default=["mlp", "lenet5", "resnet18", "bert_mini"])
     parser.add_argument("--batch", type=lambda text: [int(item) for item in text.split(",")], default=[8, 32])
     parser.add_argument("--rounds", type=int, default=9, help="turns of each (9)")
-    parser.add_argument("--quick", action="store_true", help="one turn")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     given = parser.parse_args(arguments)
     if given.quick:
         given.rounds = 1

@@ -8,7 +8,6 @@ runs with ONNX Runtime's optimizations. PyTorch's kernels are called directly, w
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from harness import (
     ForeignLoad,
     load_line,
     machine_line,
+    make_parser,
     milliseconds,
     table,
     warn_when_busy,
@@ -43,12 +43,9 @@ SECONDS_A_ROUND = 0.05
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "one round: a test run", threads=2)
     parser.add_argument("--only", help="operators, separated by commas")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, help="rounds of turns (15)")
-    parser.add_argument("--quick", action="store_true", help="one round: a test run")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (1 if options.quick else 15)
     import torch

@@ -10,7 +10,6 @@ device.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from harness import Interpreters, machine_line, prepare, significant, table, write_report
+from harness import Interpreters, machine_line, make_parser, prepare, significant, table, write_report
 from models import find_model
 from peers import EPSILON, LEARNING_RATE, Task, Torch, batches, onnxtrain_trainer
 from step import listed
@@ -34,13 +33,10 @@ PARAMETERS = [1 << 20] * 24 + [1000] * 100  # elements per timed tensor
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the report and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "LeNet-5 and two steps, to see that it runs", models=True)
     parser.add_argument("--models", type=listed(MODELS), default=list(MODELS), help=", ".join(MODELS))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--rounds", type=int, default=30, help="steps of each side that are timed (30)")
-    parser.add_argument("--quick", action="store_true", help="LeNet-5 and two steps, to see that it runs")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     missing = what_is_missing(options.device)
     if missing:

@@ -26,6 +26,7 @@ from harness import (
     last_line,
     load_line,
     machine_line,
+    make_parser,
     prepare,
     significant,
     table,
@@ -46,14 +47,10 @@ DEEP_NODES = 2000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "build once: a test run", threads=2, models=True)
     parser.add_argument("--models", default=",".join([*MODELS, DEEP]), help=f"{', '.join(MODELS)}, {DEEP}")
     parser.add_argument("--runs", type=int, help="how often each is built (5)")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="build once: a test run")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
     parser.add_argument("--environment", metavar="earlier=PYTHON", help="compare with the onnxtrain of that Python")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     runs = options.runs or (1 if options.quick else 5)
     warn_when_busy()

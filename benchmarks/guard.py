@@ -8,7 +8,6 @@ as many rounds, so that one disturbed minute of the machine does not decide. The
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from harness import (
     Interpreters,
     load_line,
     machine_line,
+    make_parser,
     milliseconds,
     table,
     warn_when_busy,
@@ -45,14 +45,11 @@ NEW, OLD = "onnxtrain", "earlier"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the report and write it; return 1 if a case is slower than the limit allows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "two cases in short rounds, to see that it runs", models=True)
     parser.add_argument("--earlier", required=True, help="Python of the environment with the version before")
     parser.add_argument("--limit", type=float, default=1.10, help="new over old that is still accepted (1.10)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process (1)")
     parser.add_argument("--rounds", type=int, default=11, help="paired rounds of half a second (11)")
-    parser.add_argument("--quick", action="store_true", help="two cases in short rounds, to see that it runs")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     warn_when_busy()
     interpreters = Interpreters({OLD: options.earlier})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -33,6 +34,20 @@ ROUNDED_TOLERANCE = 5e-2
 
 class PeerError(Exception):
     """A peer failed to build or to run a step."""
+
+
+def make_parser(
+    description: str | None, quick: str, *, threads: int | None = None, models: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser of the options that most scripts have; ``quick`` is the help of --quick."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--output", help="also write the report to this Markdown file")
+    if threads is not None:
+        parser.add_argument("--threads", type=int, default=threads)
+    if models:
+        parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
+    return parser
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ A random-weight Llama is written piecewise, with external data, and trained in a
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from harness import environment, last_line, machine_line, table, write_report
+from harness import environment, last_line, machine_line, make_parser, table, write_report
 from onnx import TensorProto, helper
 
 OPSET = 24
@@ -189,14 +188,12 @@ print(json.dumps({"step": sorted(times)[len(times) // 2], "losses": losses, "tra
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny models")
+    parser = make_parser(__doc__, "tiny models")
     parser.add_argument("--models", help=f"some of them, separated by commas: {', '.join(GIGABYTES)}")
     parser.add_argument("--what", default="LoRA,head", help="what is trained, separated by commas")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--limit", type=int, default=0, help="MiB of its own that a process may have; default: by case")
     parser.add_argument("--folder", type=Path, help="where models are written (by default the system's for such files)")
-    parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
     rows = []
     for name in options.models.split(",") if options.models else GIGABYTES:

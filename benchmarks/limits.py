@@ -14,7 +14,6 @@ its limit. A model below the goal is not slow for that: the limit counts no expo
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -30,7 +29,17 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from arithmetic import clock, fastest_rate
-from harness import ForeignLoad, Interpreters, load_line, machine_line, milliseconds, prepare, table, write_report
+from harness import (
+    ForeignLoad,
+    Interpreters,
+    load_line,
+    machine_line,
+    make_parser,
+    milliseconds,
+    prepare,
+    table,
+    write_report,
+)
 from models import MODELS
 from onnx import TensorProto, helper
 from peers import Task, batches, onnxtrain_trainer
@@ -78,14 +87,10 @@ class Node:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the report and write it."""
     known = {**ZOO, **MODELS, **REAL}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "two steps: a test run", threads=1, models=True)
     parser.add_argument("--models", type=listed(known), default=list(ZOO), help=", ".join(known))
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, help="instead of a zoo model's own, and of 8 for others")
     parser.add_argument("--steps", type=int, default=7, help="profiled steps (7)")
-    parser.add_argument("--quick", action="store_true", help="two steps: a test run")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     steps = 2 if options.quick else options.steps
     with ForeignLoad() as foreign:

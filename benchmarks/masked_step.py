@@ -148,14 +148,10 @@ def layers(options: argparse.Namespace) -> list[list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.make_parser(__doc__, "one row: a test run", threads=1, models=True)
     parser.add_argument("--layers", action="store_true", help="single products instead of BERT-mini")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=9, help="pairs of steps (9)")
-    parser.add_argument("--quick", action="store_true", help="one row: a test run")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--output", help="also write the table to this Markdown file")
     options = parser.parse_args(arguments)
     if options.layers:
         header = ["product", "zeros", "dense, ms", "sparse", "by x, dense, ms", "sparse", "by w, dense, ms", "sparse"]

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from harness import ForeignLoad, load_line, machine_line, table, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, table, write_report
 from idx import read_digits
 
 import onnxtrain
@@ -28,17 +28,14 @@ GOAL = 0.99
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "one epoch on 1,000 examples: a test run", threads=2)
     parser.add_argument("folder", type=Path, help="folder of the idx files")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0])
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--examples", type=int, help="train on the first examples only")
-    parser.add_argument("--quick", action="store_true", help="one epoch on 1,000 examples: a test run")
     parser.add_argument("--model", type=Path, default=Path("build/benchmarks/mnist.onnx"), help="where to save it")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     if options.quick:
         options.epochs, options.examples = 1, 1000

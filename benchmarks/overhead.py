@@ -8,7 +8,6 @@ checking the arrays, binding them, reading the loss. Goal: below 100 microsecond
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from harness import ForeignLoad, load_line, machine_line, table, warn_when_busy, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, table, warn_when_busy, write_report
 
 import onnxtrain
 
@@ -32,12 +31,10 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "100 steps: a test run")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="one by default: what is measured is Python's part")
     parser.add_argument("--steps", type=int, help="steps of each kind (2000)")
-    parser.add_argument("--quick", action="store_true", help="100 steps: a test run")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     steps = options.steps or (100 if options.quick else 2000)
     warn_when_busy()

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import ForeignLoad, load_line, machine_line, megabytes, milliseconds, table, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, megabytes, milliseconds, table, write_report
 from models import LOSS, MODELS, find_model
 from peers import EPSILON, LEARNING_RATE
 
@@ -40,14 +40,11 @@ TOLERANCE = 1e-4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "one round of three steps", models=True)
     parser.add_argument("--models", nargs="+", default=list(BATCHES), choices=list(MODELS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="steps that are measured in a round")
-    parser.add_argument("--quick", action="store_true", help="one round of three steps")
-    parser.add_argument("--folder", default="build/benchmarks/models")
-    parser.add_argument("--output")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.worker:

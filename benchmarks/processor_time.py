@@ -9,13 +9,12 @@ this process, the minimum over several steps. Multi-threaded steps are not measu
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 
-from harness import Interpreters, machine_line, prepare, table, write_report
+from harness import Interpreters, machine_line, make_parser, prepare, table, write_report
 from models import MODELS, find_model
 from peers import PEERS, Task, batches
 from real_models import REAL
@@ -28,16 +27,13 @@ WARMUP = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the report and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "the first batch size and two steps, to see that it runs", models=True)
     known = {**MODELS, **RECURRENT, **REAL, **ZOO}
     parser.add_argument("--models", type=listed(known), default=list(RECURRENT), help=", ".join(known))
     parser.add_argument("--peers", type=listed(PEERS), default=["onnxtrain", "torch", "torch-compile"])
     parser.add_argument("--batch", type=lambda text: [int(item) for item in text.split(",")], default=[1, 8, 32, 128])
     parser.add_argument("--zoo", action="store_true", help="the generated models, each with a batch of its own")
     parser.add_argument("--rounds", type=int, default=9, help="steps of each peer (9)")
-    parser.add_argument("--quick", action="store_true", help="the first batch size and two steps, to see that it runs")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     if options.quick:
         options.batch, options.rounds = options.batch[:1], 2

@@ -12,13 +12,12 @@ layers of the zoo (zoo_models.py), each call with other arrays, which come from 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
 import ml_dtypes
 import numpy as np
-from harness import ForeignLoad, load_line, machine_line, table, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, table, write_report
 from native_node import seconds, session_of
 from onnx import helper
 
@@ -49,12 +48,10 @@ WAYS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small product, one round")
+    parser = make_parser(__doc__, "one small product, one round")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--against-torch", action="store_true", help="also multiply by PyTorch")
     parser.add_argument("--weight-gradients", action="store_true", help="gradients of weights instead")
-    parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
     rows = []
     shapes = GRADIENTS if options.weight_gradients else SIZES

@@ -9,7 +9,6 @@ own profiler, is listed for comparison. Profiling adds a few microseconds to eve
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -28,6 +27,7 @@ from harness import (
     Interpreters,
     load_line,
     machine_line,
+    make_parser,
     milliseconds,
     prepare,
     table,
@@ -59,18 +59,14 @@ class Profile:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "2 steps: a test run", threads=2, models=True)
     parser.add_argument("--models", default="lenet5,resnet18,bert_mini", help=", ".join(MODELS))
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, help="profiled steps (20)")
     parser.add_argument("--longest", type=int, default=12, help="rows of each table (12)")
     parser.add_argument("--nodes", action="store_true", help="also list the slowest single nodes")
     parser.add_argument("--bodies", action="store_true", help="standard operators instead of native kernels")
     parser.add_argument("--against-torch", action="store_true", help="also profile PyTorch")
-    parser.add_argument("--quick", action="store_true", help="2 steps: a test run")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     steps = options.steps or (2 if options.quick else 20)
     warn_when_busy()

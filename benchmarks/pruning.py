@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from harness import ForeignLoad, load_line, machine_line, write_report
+from harness import ForeignLoad, load_line, machine_line, make_parser, write_report
 from idx import read_digits
 from pruning_report import DEFAULT, DENSE, METHODS, Outcome, draw, published, results, storage, verdict_of
 from shifted import ShiftedImages
@@ -220,14 +220,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "one seed, one compression, few epochs")
 
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
 
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's files")
     parser.add_argument("--fashion", type=Path, help="folder of Fashion-MNIST's files")
-    parser.add_argument("--quick", action="store_true", help="one seed, one compression, few epochs")
     parser.add_argument("--models", type=lambda text: text.split(","), help="lenet_300_100, lenet5_caffe or both")
     methods = (*METHODS, DEFAULT)
     parser.add_argument("--methods", type=lambda text: text.split(","), default=METHODS, help=", ".join(methods))
@@ -235,7 +234,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=0, help="measure on so many of the training images instead")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
     parser.add_argument("--log", type=Path, help="keep results in this file, and take those that are in it")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     parser.add_argument("--picture", type=Path, help="write error over compression to this PNG")
     options = parser.parse_args(arguments)
     for name, given, known in (

@@ -26,6 +26,7 @@ from harness import (
     last_line,
     load_line,
     machine_line,
+    make_parser,
     significant,
     table,
     warn_when_busy,
@@ -144,16 +145,13 @@ KINDS = {"pictures": "pictures", "csv": "CSV"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "one run on a few examples: a test run", threads=2)
     parser.add_argument("--peers", default=";".join(PEERS), help="names with semicolons between them")
     parser.add_argument("--examples", type=int, default=6000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3, help="processes of each (3)")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="one run on a few examples: a test run")
     parser.add_argument("--folder", default="build/benchmarks/reading")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     if options.quick:
         options.examples, options.runs, options.epochs = 200, 1, 2

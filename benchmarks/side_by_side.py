@@ -26,6 +26,7 @@ from harness import (
     Worker,
     load_line,
     machine_line,
+    make_parser,
     prepare,
     table,
     warn_when_busy,
@@ -41,7 +42,7 @@ WARM_UP = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the report and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "one round of a tenth of a second", models=True)
     known = {**MODELS, **REAL}
     parser.add_argument("--models", type=listed(known), default=list(MODELS), help=", ".join(known))
     parser.add_argument("--peers", type=listed(PEERS), default=["onnxtrain", "torch"], help="onnxtrain, torch")
@@ -49,9 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="threads of the machine (2)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--round-seconds", type=float, default=1.0, help="of each of the three (1)")
-    parser.add_argument("--quick", action="store_true", help="one round of a tenth of a second")
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     if options.threads < 2:
         parser.error(f"--threads is {options.threads}; two trainers that share them need at least 2")

@@ -9,7 +9,6 @@ Each run is a fresh process; the frameworks take turns, and the figures are medi
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import statistics
@@ -26,6 +25,7 @@ from harness import (
     last_line,
     load_line,
     machine_line,
+    make_parser,
     significant,
     table,
     warn_when_busy,
@@ -66,15 +66,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "1 run: a test run", threads=2, models=True)
     parser.add_argument("--peers", default="onnxtrain,PyTorch", help=", ".join(PROGRAMS))
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=PYTHON", help="earlier=")
     parser.add_argument("--runs", type=int, help="processes of each (15)")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--imports", action="store_true", help="list the packages that take longest to import")
-    parser.add_argument("--quick", action="store_true", help="1 run: a test run")
-    parser.add_argument("--folder", default="build/benchmarks/models")
-    parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     runs = options.runs or (1 if options.quick else 15)
     path = lenet5(Path(options.folder))

@@ -1,13 +1,12 @@
 """Sampling of wide sweeps: the default run takes a sample of the cases, the others are marked thorough.
 
-Of these, ``.ci/run`` takes one in three; the others are marked ``sweep``, too. Of a test that is ``thorough`` itself,
-``.ci/run`` takes the sample.
+Of the others, ``.ci/run`` takes one in three; the rest are marked ``sweep``, too. Of a test that is ``thorough``
+itself, ``.ci/run`` takes the sample.
 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
 ``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
 
-A test of more than ``MANY`` cases without such a mark runs with one case in five; of the others, ``.ci/run`` takes one
-in two, and the rest are marked ``sweep``.
+A test of more than ``MANY`` cases without such a mark runs with one case in five.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def mark(items: Sequence[pytest.Item]) -> None:
         left_out = [case for place, case in enumerate(cases) if len(cases) > MANY and _turn(place, 5)]
         for number, case in enumerate(left_out):
             case.add_marker("thorough")
-            if _turn(number, 2):
+            if _turn(number, 3):
                 case.add_marker("sweep")
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import onnxtrain.interop.flower.messages
-import onnxtrain.interop.ray.collective
+import onnxtrain.interop.ray
 from onnxtrain.errors import OptionError
 
 
@@ -15,7 +15,7 @@ from onnxtrain.errors import OptionError
     ("load", "name", "packages"),
     [
         (onnxtrain.interop.flower.messages.flower, "flower", "flwr"),
-        (onnxtrain.interop.ray.collective.ray, "ray", "'ray"),
+        (onnxtrain.interop.ray.ray, "ray", "'ray"),
     ],
 )
 def test_a_missing_package_is_named(load, name, packages):

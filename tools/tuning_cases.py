@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.plugins.sparse.packed import pack
+from onnxtrain.plugins.sparse.operators import pack
 
 Shape = tuple[int, ...]
 

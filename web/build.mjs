@@ -1,9 +1,9 @@
-/** Compile the package into dist, and the bundle for `onnxtrain export --web` into src/onnxtrain/web. */
+/** Compile the package into dist, and the bundle for `onnxtrain export --web` into src/onnxtrain/cli/web_page. */
 
 import { execFileSync } from "node:child_process";
 import { build } from "esbuild";
 
-const pages = new URL("../src/onnxtrain/web/", import.meta.url).pathname;
+const pages = new URL("../src/onnxtrain/cli/web_page/", import.meta.url).pathname;
 
 execFileSync("node_modules/.bin/tsc", { stdio: "inherit" });
 /** Private members of classes, renamed by the minifier. */

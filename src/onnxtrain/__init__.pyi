@@ -11,15 +11,15 @@ from .autodiff import register_gradient as register_gradient
 from .autodiff import testing as testing
 from .autodiff import unregister_gradient as unregister_gradient
 from .editing import layers as layers
-from .editing.append import append as append
-from .editing.cut import cut as cut
+from .editing.derivatives import gradient as gradient
 from .editing.derivatives import hessian_vector_product as hessian_vector_product
 from .editing.derivatives import jacobian as jacobian
 from .editing.derivatives import jvp as jvp
 from .editing.derivatives import per_example_gradients as per_example_gradients
 from .editing.derivatives import vjp as vjp
 from .editing.dynamic_batch import dynamic_batch as dynamic_batch
-from .editing.gradient import gradient as gradient
+from .editing.head import append as append
+from .editing.head import cut as cut
 from .editing.head import replace_head as replace_head
 from .editing.quantize import quantize as quantize
 from .errors.registries import register_callback as register_callback
@@ -64,8 +64,8 @@ from .training.config import Distributed as Distributed
 from .training.config import Precision as Precision
 from .training.inference.forward import evaluate as evaluate
 from .training.inference.forward import predict as predict
+from .training.prepare import training_model as training_model
 from .training.trainer import Trainer as Trainer
-from .training.training_model import training_model as training_model
 
 __version__: str
 from .parameters.ema import EMA as EMA

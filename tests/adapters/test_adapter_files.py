@@ -14,7 +14,7 @@ import onnxtrain
 from onnxtrain import Lora
 from onnxtrain.adapters import adaptable_layers, add_slots, convert_adapter, merge_adapter
 from onnxtrain.adapters.adapter import Adapter, Entry
-from onnxtrain.adapters.files import read_adapter, write_adapter
+from onnxtrain.adapters.files import read_adapter, write_file
 from onnxtrain.errors import ModelError
 from sentences import raises_sentence
 from zoo.decoder import batch, decoder, parsed
@@ -376,7 +376,7 @@ def test_files_have_the_types_of_their_layers(kind, step, tmp_path):
     random = np.random.default_rng(0)
     a, b = random.uniform(-1, 1, (4, 2)).astype(np.float32), random.uniform(-1, 1, (2, 3)).astype(np.float32)
     path, dtype = tmp_path / "tuned.onnx_adapter", ir.DataType[kind]
-    write_adapter(path, Adapter({"layer": Entry(a, b, 2.0)}, 2, 4), {"layer": dtype}, {})
+    write_file(path, Adapter({"layer": Entry(a, b, 2.0)}, 2, 4), {"layer": dtype})
     values = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
     assert {value.element_type() for value in values.values()} == {int(dtype)}
     found = read_adapter(path).entries["layer"]

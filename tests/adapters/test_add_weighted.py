@@ -9,7 +9,7 @@ import pytest
 import onnxtrain
 from onnxtrain import Lora
 from onnxtrain.adapters import add_slots, add_weighted, convert_adapter, describe_adapter, merge_adapter
-from onnxtrain.adapters.files import element_types, read_adapter, write_adapter
+from onnxtrain.adapters.files import element_types, read_adapter, write_file
 from onnxtrain.errors import ModelError, OptionError
 from sentences import raises_sentence
 from zoo.decoder import decoder
@@ -99,7 +99,7 @@ def test_sums_of_convolutions(tmp_path, combination):
 def test_element_types_are_those_of_the_adapters(tmp_path):
     found = read_adapter(adapter(decoder(), tmp_path / "a.onnx_adapter"))
     halves = dict.fromkeys(found.entries, ir.DataType.FLOAT16)
-    write_adapter(tmp_path / "half.onnx_adapter", found, halves, {})
+    write_file(tmp_path / "half.onnx_adapter", found, halves)
     add_weighted([(tmp_path / "half.onnx_adapter", 1.5)], tmp_path / "b.onnx_adapter")
     assert element_types(tmp_path / "b.onnx_adapter") == halves
 

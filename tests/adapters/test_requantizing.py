@@ -13,7 +13,7 @@ import onnxtrain
 from adapters.test_quantized_bases import BASES, data, few_bits, trainer
 from onnxtrain import Lora
 from onnxtrain.adapters import merge_adapter
-from onnxtrain.adapters.requantizing import Grid
+from onnxtrain.adapters.merging import Grid
 from onnxtrain.errors import OptionError
 
 
@@ -239,7 +239,7 @@ def test_the_loss_keeps_most_of_its_fall(name, own, rate, tmp_path, monkeypatch)
 
     kept = share("new.onnx")
     assert kept > 0.9
-    monkeypatch.setattr("onnxtrain.adapters.convert.MOST_LOST", np.inf)
+    monkeypatch.setattr("onnxtrain.adapters.operations.MOST_LOST", np.inf)
     assert kept > share("in the weights.onnx") - 0.05
     monkeypatch.setattr(Grid, "fitted", lambda self, weights: self)
     assert kept > share("old.onnx") - 0.05

@@ -46,7 +46,7 @@ def fused(given: onnx.ModelProto) -> set[str]:
 
 
 def gradient(given: onnx.ModelProto, names: list[str], projections: dict[str, np.ndarray], **options):
-    return projected_gradient(given, names, projections, "static", FEEDS, **options)
+    return projected_gradient(given, names, projections, "static", **options)
 
 
 def test_the_gradient_of_a_mask_is_not_asked_for():

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 import onnxtrain
 from autodiff.case import Case, all_rows
-from onnxtrain.autodiff.indices import kind_at, kinds_of
+from onnxtrain.autodiff.path import kind_at, kinds_of
 from onnxtrain.autodiff.testing import _node_model
 
 ROUTES = {

@@ -48,7 +48,7 @@ def _first_gradient(layer: Case, feeds: dict[str, np.ndarray]) -> onnx.ModelProt
     graph = helper.make_graph([layer.node], "layer", infos, [output])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", layer.opset)], ir_version=10)
     (y,) = ReferenceEvaluator(model).run(None, feeds)
-    first = projected_gradient(model, list(feeds), {"y0": normal(*y.shape, seed=5)}, "static", feeds)
+    first = projected_gradient(model, list(feeds), {"y0": normal(*y.shape, seed=5)}, "static")
     gradients = {output.name: output.name.replace("_grad", "_first") for output in first.graph.output[1:]}
     for node in first.graph.node:
         for names in (node.input, node.output):  # an output may be read, too

@@ -120,7 +120,7 @@ def test_checkpoints_are_tried_again(files, run, harmed):
     harmed(lambda: (shutil.rmtree("kept"), Path("kept").touch()))
     flags = ("--checkpoint", "kept", "--checkpoint-every", 1, "--keep", 9)
     tried = []
-    save = onnxtrain.training.checkpoints.checkpoint.CheckpointStore.save
+    save = onnxtrain.training.checkpoints.CheckpointStore.save
 
     def saved(self, step, tensors, metadata):
         tried.append(step)
@@ -129,7 +129,7 @@ def test_checkpoints_are_tried_again(files, run, harmed):
         return save(self, step, tensors, metadata)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxtrain.training.checkpoints.checkpoint.CheckpointStore.save", saved)
+        patch.setattr("onnxtrain.training.checkpoints.CheckpointStore.save", saved)
         (files / "out").mkdir()
         result = run(*FIT, *flags)
     assert result.code == 0

@@ -74,7 +74,7 @@ def test_the_folder_cannot_be_made(run, tmp_path):
 
 def test_without_matplotlib_the_curve_is_text(run, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "EPOCHS", 2)
-    monkeypatch.setattr("onnxtrain.training.report.png.matplotlib_available", lambda: False)
+    monkeypatch.setattr("onnxtrain.training.report.charts.matplotlib_available", lambda: False)
     result = run("demo")
     assert "There is no PNG of the training curve, because matplotlib is not installed: pip install" in result.out
     assert "epoch, * training loss, o validation loss" in result.out

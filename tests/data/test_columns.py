@@ -373,3 +373,8 @@ def test_checkpoints_of_other_columns_are_refused(tmp_path):
     other.fit(Frame({f"x{name}": X[:, index] for index, name in enumerate(NAMES)} | {"kind": TEXTS}), target="kind")
     with pytest.raises(CheckpointError, match="columns is"):
         other.fit(X, TEXTS, checkpoint=tmp_path / "named", resume=True, epochs=3, progress=False)
+
+
+def test_prediction_leaves_a_target_column_of_texts_aside():
+    trainer = onnxtrain.Trainer(examples.mlp((5, 3)), loss=LOSS)
+    np.testing.assert_array_equal(trainer.predict(Frame(columns()), target="kind"), trainer.predict(X))

@@ -139,7 +139,7 @@ def test_a_file_larger_than_memory_is_mapped(tmp_path, monkeypatch):
     monkeypatch.setattr("onnxtrain.data.csv_file._BLOCK_CELLS", 10)
     data = open_dataset(write(tmp_path / "d.csv", table(y=LABELS)), [FEATURES], target="y")
     (batch,) = data.batches(20)
-    assert isinstance(data._inputs["input"].array, np.memmap)
+    assert isinstance(data.values("input"), np.memmap)
     np.testing.assert_array_equal(batch.inputs["input"], X)
     np.testing.assert_array_equal(batch.targets, LABELS)
     (shuffled,) = data.batches(20, shuffle=True)

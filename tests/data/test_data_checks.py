@@ -12,6 +12,8 @@ from onnxtrain.data import (
     open_dataset,
     split_validation,
 )
+from onnxtrain.data.naming import Wanted
+from onnxtrain.data.target_checks import LabelCheck
 from onnxtrain.errors import DataError
 from sentences import raises_sentence
 from tensor_specs import FLOAT, ONE, TWO, X, Y
@@ -90,14 +92,14 @@ def test_in_memory_data_in_order_is_not_copied():
 
 def test_the_target_converts_too():
     spec = TensorSpec("label", np.dtype(np.int64), ("N",))
-    (batch,) = open_dataset((X, Y.astype(np.uint8)), ONE, target_spec=spec).batches(5)
+    (batch,) = open_dataset((X, Y.astype(np.uint8)), ONE).expecting(spec).batches(5)
     assert batch.targets.dtype == np.int64
     with raises_sentence("array_type", what="the target array", got="float64", wanted="int64", hint="round"):
-        open_dataset((X, Y / 2), ONE, target_spec=spec)
+        open_dataset((X, Y / 2), ONE).expecting(spec)
     with raises_sentence(
         "array_rank", what="the target array", got=(5, 2), wanted=("N",), rank=2, needed="(batch,)", model_rank=1
     ):
-        open_dataset((X, X.astype(int)), ONE, target_spec=spec)
+        open_dataset((X, X.astype(int)), ONE).expecting(spec)
 
 
 # --- misfits
@@ -187,8 +189,8 @@ def test_validation_in_chunks_names_the_first_example(monkeypatch):
     with pytest.raises(DataError, match=r"nan at example (777|800)"):
         (train if 777 in train._indices else validation).validate()
     with raises_sentence("label_range", what="the target array", got=10, wanted="0 to 9 (10 classes)", example=10):
-        ArrayDataset({"x": np.zeros(1000)}, np.arange(1000)).validate(classes=10)
-    ArrayDataset({"x": np.zeros(1000)}, np.arange(1000)).validate(classes=1000)
+        ArrayDataset({"x": np.zeros(1000)}, np.arange(1000)).validate({None: LabelCheck(10)})
+    ArrayDataset({"x": np.zeros(1000)}, np.arange(1000)).validate({None: LabelCheck(1000)})
 
 
 def test_integers_that_do_not_fit_are_named():
@@ -274,10 +276,10 @@ def test_a_function_must_return_an_iterator():
 
 
 def test_iterables_are_validated_on_the_way():
-    dataset = IterableDataset([(X, Y)], ONE, validate=False)
-    dataset.validate(classes=5)
+    dataset = IterableDataset([(X, Y)], Wanted(ONE))
+    dataset.validate({None: LabelCheck(5)})
     assert len(list(dataset.batches())) == 1
-    dataset.validate(classes=4, ignore_index=-1)
+    dataset.validate({None: LabelCheck(4, -1)})
     with raises_sentence(
         "label_range",
         what="the target array of batch 0",

@@ -102,7 +102,7 @@ def test_a_folder_larger_than_memory_is_mapped(folder, monkeypatch):
     expected = read(folder, 8, 10, 3).inputs["image"]
     monkeypatch.setattr(array_files, "MEMORY_BYTES", 1000)
     data = open_dataset(folder, [spec(8, 10, 3)])
-    assert isinstance(data._inputs["image"].array.base, np.memmap)
+    assert isinstance(data.values("image").base, np.memmap)
     (batch,) = data.batches(10)
     np.testing.assert_array_equal(batch.inputs["image"], expected)
     (shuffled,) = data.batches(10, shuffle=True, seed=1)

@@ -14,8 +14,8 @@ import pytest
 import onnxtrain
 from child_processes import child_process
 from onnxtrain import examples
-from onnxtrain.data import prefetch
-from onnxtrain.data.prefetch import Prefetch
+from onnxtrain.data import pipeline
+from onnxtrain.data.pipeline import Prefetch
 from onnxtrain.errors import DataError
 from onnxtrain.training.callbacks import Callback
 
@@ -64,7 +64,7 @@ def test_same_bits_with_and_without(reuse):
 
 
 def test_arrays_in_shuffled_order(monkeypatch):
-    monkeypatch.setattr(prefetch, "_IN_A_ROW", 0)
+    monkeypatch.setattr(pipeline, "_IN_A_ROW", 0)
     ours, theirs = trainer(), trainer()
     assert ours.fit(X, Y, epochs=2, batch_size=7).rows == theirs.fit(X, Y, epochs=2, batch_size=7, prefetch=False).rows
     for name, value in ours.parameters.items():
@@ -72,7 +72,7 @@ def test_arrays_in_shuffled_order(monkeypatch):
 
 
 def test_fast_data_is_read_without_a_thread(monkeypatch):
-    monkeypatch.setattr(prefetch, "WORTH", 10.0)  # a machine may be slow
+    monkeypatch.setattr(pipeline, "WORTH", 10.0)  # a machine may be slow
     quick, where = batches()
     trainer().fit(quick, epochs=2)
     assert all(where)
@@ -81,7 +81,7 @@ def test_fast_data_is_read_without_a_thread(monkeypatch):
 @pytest.mark.parametrize("fail_at", [0, 1, 4])
 @pytest.mark.parametrize("in_a_row", [0, 1])
 def test_errors_are_raised_at_the_same_step(fail_at, in_a_row, monkeypatch):
-    monkeypatch.setattr(prefetch, "_IN_A_ROW", in_a_row)  # 0: all is read in the thread
+    monkeypatch.setattr(pipeline, "_IN_A_ROW", in_a_row)  # 0: all is read in the thread
     steps = []
     for threaded in (True, False):
         slow, _ = batches(0.002, fail_at)
@@ -94,7 +94,7 @@ def test_errors_are_raised_at_the_same_step(fail_at, in_a_row, monkeypatch):
 
 
 def test_a_batch_that_does_not_fit_is_named(monkeypatch):
-    monkeypatch.setattr(prefetch, "_IN_A_ROW", 1)
+    monkeypatch.setattr(pipeline, "_IN_A_ROW", 1)
 
     def load():
         yield from [(X[:8], Y[:8])] * 3

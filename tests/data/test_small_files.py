@@ -52,7 +52,7 @@ def write_run(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> None:
-    from onnxtrain.training.report.runs import read_runs
+    from onnxtrain.training.report.record import read_runs
 
     read_runs([folder / "run"])
 

@@ -107,11 +107,12 @@ def test_flags_that_do_not_go_together(folder, arguments, sentence):
 
 def test_without_mpiexec_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(distributed.shutil, "which", lambda *_, **__: None)
+    flags = DistributedFlags(parallel="mpi", processes=2)
     with raises_sentence("mpiexec_missing"):
-        distributed.launch(2, 0, checkpoint=None)
+        flags.launch(checkpoint=None)
     monkeypatch.setenv("PMI_RANK", "0")
     with raises_sentence("processes_and_mpiexec"):
-        distributed.launch(2, 0, checkpoint=None)
+        flags.launch(checkpoint=None)
 
 
 @needs_mpi

@@ -19,7 +19,7 @@ from step_files import CASES, STEPS, Case, write
 
 import onnxtrain
 
-PAGES = Path(__file__).parents[2] / "src" / "onnxtrain" / "interop" / "web"
+PAGES = Path(__file__).parents[2] / "src" / "onnxtrain" / "cli" / "web_page"
 
 pytestmark = needs_packages
 

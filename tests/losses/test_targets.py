@@ -125,7 +125,7 @@ def test_changed_requirements_are_checked_again():
     dataset = ArrayDataset({"input": X}, SOFT * 6)
     dataset.validate()
     with pytest.raises(DataError, match="needs numbers from 0 to 1"):
-        dataset.validate(check=DistributionCheck("a loss", 1))
+        dataset.validate({None: DistributionCheck("a loss", 1)})
 
 
 def test_a_one_shot_iterator_is_refused_for_validation_too():

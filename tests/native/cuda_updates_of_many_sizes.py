@@ -5,10 +5,10 @@ import os
 import numpy as np
 import test_native_cuda as cases
 
-from onnxtrain.runtime.cuda_updates import VARIABLE
+from onnxtrain.runtime.native import CUDA_VARIABLE
 
 if __name__ == "__main__":
-    gpu = cases.Library(os.environ[VARIABLE], cases.CUDA)
+    gpu = cases.Library(os.environ[CUDA_VARIABLE], cases.CUDA)
     shapes = [(size,) for size in cases.SIZES] + [(cases.LOOKERS * cases.CHUNK + 1,)]
     masks = [np.random.default_rng(1).random(shape) < 0.4 for shape in shapes]
     for name, attributes in cases.RULES:

@@ -23,8 +23,7 @@ from optimizer_sessions import element_type, session
 
 from cuda_library import built
 from onnxtrain.operators.registry import OPTIMIZERS
-from onnxtrain.runtime.cuda_updates import VARIABLE, _load
-from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.runtime.native import CUDA_VARIABLE, _load_cuda, custom_ops_library
 
 pytestmark = pytest.mark.thorough  # it compiles
 
@@ -75,7 +74,7 @@ def gpu():
     """The kernels on a GPU: those that ONNXTRAIN_CUDA_LIBRARY names, or built here."""
     if CUDA[0] not in onnxruntime.get_available_providers():
         pytest.skip("needs onnxruntime-gpu and a GPU")
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get(CUDA_VARIABLE)
     return Library(named or str(built("ON")), CUDA)
 
 
@@ -312,7 +311,7 @@ class TestOnAGpu:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, VARIABLE: gpu.path, "PYTHONPATH": paths},
+            env={**os.environ, CUDA_VARIABLE: gpu.path, "PYTHONPATH": paths},
         )
         assert "all updated" in ran.stdout, ran.stdout + ran.stderr
         assert re.search(r"SUMMARY: 0 (errors|hazards)", ran.stdout), ran.stdout
@@ -369,7 +368,7 @@ def test_refusals(device):
 
 
 def test_every_optimizer_has_kernels(device):
-    found = _load(Path(device.path))[0]
+    found = _load_cuda(Path(device.path))[0]
     assert found is not None
     assert found.operators == {name for name, _ in RULES} == set(OPTIMIZERS)
 
@@ -384,7 +383,7 @@ def compiled(request):
 
 
 def test_nvcc_builds_it_with_all_operators(compiled):
-    found = _load(Path(compiled.path))[0]
+    found = _load_cuda(Path(compiled.path))[0]
     assert found is not None
     assert found.operators == set(OPTIMIZERS)
 

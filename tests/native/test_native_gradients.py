@@ -11,8 +11,7 @@ from onnx import helper
 from optimizer_sessions import element_type, session
 
 from onnxtrain.autodiff.fused import fused_operators
-from onnxtrain.runtime.all_reduce import all_reducing
-from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.runtime.native import all_reducing, custom_ops_library
 
 PATH = str(custom_ops_library())
 TYPES = [np.float32, np.float64]

@@ -18,8 +18,7 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.passes import clean
 from onnxtrain.lowering.rules.kernels import resolve_fused
-from onnxtrain.runtime.all_reduce import all_reducing
-from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.runtime.native import all_reducing, custom_ops_library
 
 PATH = str(custom_ops_library())
 REFUSED = (Fail, InvalidArgument, InvalidGraph, RuntimeException)

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 from optimizer_sessions import session
 from sparse_cases import CONSTANTS, dense_matrix
 
-from onnxtrain.plugins.sparse.packed import pack
+from onnxtrain.plugins.sparse.operators import pack
 
 RNG = np.random.default_rng(0)
 NONE = np.float32(0)

@@ -14,7 +14,7 @@ from operator_cases import ATTRIBUTES, CASES, IDS, TYPES, Problem, problem
 from onnxtrain import operators
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.operators.arithmetic import Tensor, wide
-from onnxtrain.operators.reference import arguments
+from onnxtrain.operators.evaluation import arguments
 from sentences import raises_sentence
 
 COUNTS = (0, 1, 2, 1000)

@@ -9,8 +9,8 @@ import onnxtrain
 from onnxtrain import LAMB, SGD, SSGD, Adagrad, Adam, AdamW, Group, Lion, Momentum, RMSprop
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS
-from onnxtrain.operators.choice import choose_optimizer
 from onnxtrain.operators.optimizer import setting_names
+from onnxtrain.operators.registry import choose_optimizer
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def model(nodes, more="", kind="float"):
 
 
 def fuse(model):
-    fuse_elementwise(model.graph)
+    fuse_elementwise(model)
 
 
 def results(proto, feeds):

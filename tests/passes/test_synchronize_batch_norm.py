@@ -9,7 +9,7 @@ from onnx import parser
 import onnxtrain
 from onnxtrain.distributed import Single
 from onnxtrain.errors import StepError
-from onnxtrain.runtime.all_reduce import all_reducing
+from onnxtrain.runtime.native import all_reducing
 
 
 class Pretended(Single):

@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from losses.loss_rows import CLASSES, IGNORED, LOSS_ROWS, NUMBERS, OPTIONS, ROWS, SEQUENCES, WEIGHTS, WORDS_IGNORED
 from onnxtrain.losses import LOSSES
-from onnxtrain.losses.contrastive_losses import EmbeddingLoss
+from onnxtrain.losses.embedding_losses import EmbeddingLoss
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.plugins.detection.losses import DetectionLoss
 

@@ -12,8 +12,7 @@ from safetensors import numpy as safetensors_numpy
 import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.errors import DataError, GradientError, ModelError, TrainingHint
-from onnxtrain.plugins.text.generation import continued
-from onnxtrain.plugins.text.text_continuation import text_generator
+from onnxtrain.plugins.text.samples import continued, text_generator
 from sentences import raises_sentence
 
 torch = pytest.importorskip("torch")

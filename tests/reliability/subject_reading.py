@@ -24,7 +24,7 @@ class Subject:
     """Models, arrays, archives and checkpoints: one mutant of one of them per case."""
 
     def __init__(self, shared: Path) -> None:
-        from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+        from onnxtrain.training.checkpoints import CheckpointStore
 
         self._models = []
         for seed in SEEDS.values():
@@ -66,7 +66,7 @@ class Subject:
             raise WrongError("code in a pickle was run")
 
     def _stored(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+        from onnxtrain.training.checkpoints import CheckpointStore
 
         for name, content in self._checkpoints.items():
             (case / name).write_bytes(content)

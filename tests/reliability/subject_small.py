@@ -78,19 +78,19 @@ class Subject:
         open_tokenizer(case / "tokenizer.json").encode(["a b", "", "b" * 40, "zz \u03bb"])
 
     def _labels(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.data.data_names import read_labels
+        from onnxtrain.data.data_names import read_names
         from onnxtrain.model_file.file import ModelFile
 
         os.link(self._shared / "model.onnx", case / "model.onnx")
         self._json(generator.choice((["a", "b", "c"], NAMES)), generator, case / "model.labels.json")
-        read_labels(ModelFile.load(case / "model.onnx"))
+        read_names(ModelFile.load(case / "model.onnx"))
 
     def _preprocessor(self, generator: random.Random, case: Path) -> None:
         from PIL import Image
 
         from onnxtrain.data.conversion import TensorSpec
+        from onnxtrain.data.data_names import read_preprocessor
         from onnxtrain.data.images import Layout, factors, pixels_of
-        from onnxtrain.data.preprocessor import read_preprocessor
 
         config = {**PREPROCESSOR, "image_processor_type": generator.choice(("ConvNext", "ViT", "CLIP", "Levit"))}
         if generator.random() < 0.5:
@@ -104,7 +104,7 @@ class Subject:
         factors(pixels, layout)
 
     def _run(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.training.report.runs import differences, read_runs
+        from onnxtrain.training.report.record import differences, read_runs
 
         self._json(RUN, generator, case / "run.json")
         (case / "config.toml").write_bytes(_toml(generator))

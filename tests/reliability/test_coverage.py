@@ -26,14 +26,12 @@ READS = re.compile(
 FUZZED = {
     "models": ("model_file/file.py", "model_file/large_data.py", "model_file/external.py"),
     "killings": ("model_file/writing.py", "model_file/saving.py"),
-    "checkpoints": (
-        "training/checkpoints/records.py", "training/checkpoints/checkpoint.py", "training/description.py",
-    ),
+    "checkpoints": ("training/checkpoints.py", "training/description.py"),
     "data": ("data/files.py", "data/opening.py"),
-    "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py", "adapters/architectures.py"),
+    "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py"),
     "small": (
         "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py",
-        "data/preprocessor.py", "training/report/runs.py",
+        "data/preprocessor.py", "training/report/record.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
     ),
     "tables": (

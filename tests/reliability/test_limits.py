@@ -19,7 +19,7 @@ FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entr
 LIMITED = """
 import resource, sys
 kind, limit = int(sys.argv[1]), int(sys.argv[2])
-import onnx, onnxtrain.cli.app, onnxtrain.training.trainer, onnxtrain.training.checkpoints.checkpoint
+import onnx, onnxtrain.cli.app, onnxtrain.training.trainer, onnxtrain.training.checkpoints
 import onnxruntime, onnx_ir
 if kind == resource.RLIMIT_AS:  # beside what is mapped already
     limit += int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

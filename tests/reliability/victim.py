@@ -53,7 +53,7 @@ def main() -> None:
 
     import onnxtrain.cli.app
     import onnxtrain.plugins.pruning.prune
-    import onnxtrain.training.checkpoints.checkpoint
+    import onnxtrain.training.checkpoints
     import onnxtrain.training.trainer
 
     onnxtrain.cli.app.build()

@@ -16,12 +16,12 @@ from onnxtrain.training.report.charts import (
     curve_chart,
     line_chart,
     matrix_chart,
+    png,
     point_chart,
     spans_orders,
     stacked,
 )
 from onnxtrain.training.report.page import page
-from onnxtrain.training.report.png import png
 from onnxtrain.training.report.record import Confusion, ParameterRow, Residuals, RunRecord, best_epoch
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,8 +7,7 @@ import xml.etree.ElementTree as Tree
 import pytest
 
 from onnxtrain.training.callbacks import History
-from onnxtrain.training.report.charts import stacked
-from onnxtrain.training.report.history_charts import curves, measured, side_by_side
+from onnxtrain.training.report.charts import curves, measured, side_by_side, stacked
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -20,8 +20,8 @@ from test_device_states import FORBIDDING
 import onnxtrain
 from cuda_library import TRAINED_WITH, built
 from onnxtrain.operators.registry import OPTIMIZERS
-from onnxtrain.runtime import cuda_updates
-from onnxtrain.runtime.cuda_updates import CudaUpdates
+from onnxtrain.runtime import native
+from onnxtrain.runtime.native import CudaUpdates
 from onnxtrain.runtime.options import RuntimeOptions
 from sentences import raises_sentence, warns_sentence
 
@@ -32,7 +32,7 @@ ON_CUDA = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 def has_cuda(monkeypatch):
     """Make onnxruntime report the CUDA provider."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["DmlExecutionProvider", *ON_CUDA])
-    monkeypatch.delenv(cuda_updates.VARIABLE, raising=False)
+    monkeypatch.delenv(native.CUDA_VARIABLE, raising=False)
 
 
 class TestWhenTheyAreUsed:
@@ -40,7 +40,7 @@ class TestWhenTheyAreUsed:
 
     @pytest.fixture
     def library(self, monkeypatch):
-        monkeypatch.setattr(cuda_updates, "find", lambda: self.FOUND)
+        monkeypatch.setattr(native, "find_cuda", lambda: self.FOUND)
 
     @pytest.mark.parametrize("kernels", [None, True])
     def test_with_cuda_first(self, has_cuda, library, kernels):
@@ -56,7 +56,7 @@ class TestWhenTheyAreUsed:
             RuntimeOptions(providers=["dml"], kernels=True).uses_kernels()
 
     def test_without_the_library_they_are_in_standard_operators(self, has_cuda, monkeypatch, tmp_path):
-        monkeypatch.setattr(cuda_updates, "in_package", lambda: tmp_path / "missing.so")
+        monkeypatch.setattr(native, "cuda_in_package", lambda: tmp_path / "missing.so")
         assert RuntimeOptions(providers=["cuda"]).updates() is None
         for ask in (RuntimeOptions.updates, RuntimeOptions.uses_kernels):
             with raises_sentence("cuda_library_missing", advice="build it on a machine with nvcc"):
@@ -65,46 +65,43 @@ class TestWhenTheyAreUsed:
 
 class TestFinding:
     def test_the_variable_names_no_file(self, monkeypatch, tmp_path):
-        monkeypatch.setenv(cuda_updates.VARIABLE, str(tmp_path / "none.so"))
+        monkeypatch.setenv(native.CUDA_VARIABLE, str(tmp_path / "none.so"))
         with raises_sentence(
-            "cuda_library_no_file",
-            what="ONNXTRAIN_CUDA_LIBRARY",
-            got=tmp_path / "none.so",
-            advice="build it",
+            "cuda_library_no_file", what="ONNXTRAIN_CUDA_LIBRARY", got=tmp_path / "none.so", advice="build it"
         ):
-            cuda_updates.find()
+            native.find_cuda()
 
     @pytest.mark.parametrize("content", [b"", b"no library"])
     def test_the_variable_names_something_else(self, monkeypatch, tmp_path, content):
         (tmp_path / "other.so").write_bytes(content)
-        monkeypatch.setenv(cuda_updates.VARIABLE, str(tmp_path / "other.so"))
+        monkeypatch.setenv(native.CUDA_VARIABLE, str(tmp_path / "other.so"))
         with raises_sentence("cuda_library_cannot_be_loaded", what="ONNXTRAIN_CUDA_LIBRARY", got=tmp_path / "other.so"):
-            cuda_updates.find()
+            native.find_cuda()
 
     def test_the_librarys_of_the_processor_is_not_it(self, monkeypatch):
-        monkeypatch.setenv(cuda_updates.VARIABLE, str(onnxtrain.custom_ops_library()))
+        monkeypatch.setenv(native.CUDA_VARIABLE, str(onnxtrain.custom_ops_library()))
         with raises_sentence(
             "cuda_library_cannot_be_loaded", what="ONNXTRAIN_CUDA_LIBRARY", reason="onnxtrain_cuda_operators"
         ):
-            cuda_updates.find()
+            native.find_cuda()
 
     def test_one_of_the_package_that_cannot_be_loaded_is_warned_about(self, monkeypatch, tmp_path):
         (tmp_path / "other.so").write_bytes(b"no library")
-        monkeypatch.delenv(cuda_updates.VARIABLE, raising=False)
-        monkeypatch.setattr(cuda_updates, "in_package", lambda: tmp_path / "other.so")
+        monkeypatch.delenv(native.CUDA_VARIABLE, raising=False)
+        monkeypatch.setattr(native, "cuda_in_package", lambda: tmp_path / "other.so")
         with warns_sentence("cuda_library_not_used"):
-            assert cuda_updates.find() is None
+            assert native.find_cuda() is None
 
     def test_none(self, monkeypatch, tmp_path):
-        monkeypatch.delenv(cuda_updates.VARIABLE, raising=False)
-        monkeypatch.setattr(cuda_updates, "in_package", lambda: tmp_path / "none.so")
-        assert cuda_updates.find() is None
+        monkeypatch.delenv(native.CUDA_VARIABLE, raising=False)
+        monkeypatch.setattr(native, "cuda_in_package", lambda: tmp_path / "none.so")
+        assert native.find_cuda() is None
 
 
 @pytest.fixture
 def stand_in(has_cuda, monkeypatch):
     """Run sessions for CUDA on the CPU, with CUDA kernels built for the CPU; return their graphs."""
-    monkeypatch.setenv(cuda_updates.VARIABLE, str(built("PROCESSOR")))
+    monkeypatch.setenv(native.CUDA_VARIABLE, str(built("PROCESSOR")))
     graphs = []
 
     class StandIn(onnxruntime.InferenceSession):
@@ -117,7 +114,7 @@ def stand_in(has_cuda, monkeypatch):
             return [name if isinstance(name, str) else name[0] for name in self._asked]
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", StandIn)
-    monkeypatch.setattr("onnxtrain.runtime.device_states.device_of", lambda providers: None)
+    monkeypatch.setattr("onnxtrain.runtime.states.device_of", lambda providers: None)
     monkeypatch.setattr("onnxtrain.training.executor.device_of", lambda providers: None)
     return graphs
 
@@ -170,8 +167,8 @@ def test_training_is_that_of_standard_operators(stand_in, optimizer, options, ma
 
 @pytest.mark.thorough
 def test_an_operator_without_kernels_is_in_standard_operators(stand_in, monkeypatch):
-    without = CudaUpdates(cuda_updates.find().path, frozenset({"Adam"}))
-    monkeypatch.setattr(cuda_updates, "find", lambda: without)
+    without = CudaUpdates(native.find_cuda().path, frozenset({"Adam"}))
+    monkeypatch.setattr(native, "find_cuda", lambda: without)
     trainer(["cuda"], "momentum(lr=0.1)").train_step(X, Y)
     assert not kinds(stand_in[-1])
 
@@ -197,7 +194,7 @@ options = onnxtrain.RuntimeOptions(threads=1, providers=["cuda"], kernels=True)
     program = FORBIDDING.replace("options = onnxtrain.RuntimeOptions(threads=1, kernels=False)\n", instead)
     assert program != FORBIDDING
     program += '\nassert b"Momentum" in seen[0] or b"Adam" in seen[0] or b"SGD" in seen[0]\n'
-    environment = {**os.environ, cuda_updates.VARIABLE: str(built("PROCESSOR"))}
+    environment = {**os.environ, native.CUDA_VARIABLE: str(built("PROCESSOR"))}
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
     x = np.random.default_rng(0).random((4, 1, 28, 28), np.float32)

@@ -16,10 +16,10 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.runtime import device_states, step
-from onnxtrain.runtime.device_states import DeviceStates
+from onnxtrain.runtime import states as state_buffers
+from onnxtrain.runtime import step
 from onnxtrain.runtime.options import Device, RuntimeOptions, choose, device_of
-from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.states import DeviceStates, StateBuffers
 from onnxtrain.training.examples import digits_cnn, mlp, small_resnet
 from sentences import raises_sentence
 
@@ -56,7 +56,7 @@ class CountingDevice(Device):
 @pytest.fixture
 def device(monkeypatch):
     found = CountingDevice()
-    monkeypatch.setattr(device_states, "device_of", lambda providers: found)
+    monkeypatch.setattr(state_buffers, "device_of", lambda providers: found)
     return found
 
 
@@ -71,7 +71,7 @@ def _trainer(model=None, optimizer="adam(lr=0.05)", **options):
 
 def _host(monkeypatch, *arguments, **options):
     with monkeypatch.context() as context:
-        context.setattr(device_states, "device_of", lambda providers: None)
+        context.setattr(state_buffers, "device_of", lambda providers: None)
         return _trainer(*arguments, **options)
 
 
@@ -217,7 +217,8 @@ def test_several_processes_need_the_memory_of_the_processor(device):
 FORBIDDING = """
 import ctypes, mmap, sys
 import numpy as np, onnxruntime, onnxtrain
-from onnxtrain.runtime import device_states, step
+from onnxtrain.runtime import states as state_buffers
+from onnxtrain.runtime import step
 from onnxtrain.runtime.options import Device
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -242,7 +243,7 @@ class Forbidding(Device):
         protect(0)
         return value
 
-device_states.device_of = lambda providers: Forbidding("forbidding")
+state_buffers.device_of = lambda providers: Forbidding("forbidding")
 run = step.Session.run_with_iobinding
 
 def unlocked(self, binding):

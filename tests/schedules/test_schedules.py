@@ -18,8 +18,8 @@ from onnxtrain.training.schedules import (
     WarmUp,
     parse_schedule,
     resolve_schedule,
+    vanishing_hint,
 )
-from onnxtrain.training.schedules.choice import vanishing_hint
 from sentences import raises_sentence, warns_sentence
 
 

@@ -12,9 +12,9 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.step import StepSession
+from onnxtrain.training import features as cached_features
 from onnxtrain.training.executor import Executor
 from onnxtrain.training.features import divide
-from onnxtrain.training.inference import cached_features
 from sentences import raises_sentence
 
 RNG = np.random.default_rng(0)

@@ -18,7 +18,7 @@ import pytest
 
 from child_processes import child_process
 from onnxtrain.errors import CheckpointError
-from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+from onnxtrain.training.checkpoints import CheckpointStore
 from sentences import raises_sentence
 
 
@@ -309,7 +309,7 @@ def test_a_disk_that_fails_leaves_the_checkpoints_before(tmp_path, monkeypatch, 
 # Every tensor holds the step, which reveals a checkpoint that mixes two steps.
 WRITER = """
 import sys, numpy as np
-from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+from onnxtrain.training.checkpoints import CheckpointStore
 store = CheckpointStore(sys.argv[1], keep=2)
 step = max(store.steps(), default=0)
 while True:
@@ -352,7 +352,7 @@ def test_a_killed_writer_never_leaves_a_broken_checkpoint(tmp_path):
 # The process dies before its n-th file operation, for every n: an audit hook sees all except fsync, which is patched.
 CRASHER = """
 import os, sys, numpy as np
-from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+from onnxtrain.training.checkpoints import CheckpointStore
 
 EVENTS = ("fsync", "open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 

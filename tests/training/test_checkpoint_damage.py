@@ -14,7 +14,7 @@ from test_trainer import data, trainer, weights
 
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.training.callbacks import EarlyStopping
-from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+from onnxtrain.training.checkpoints import CheckpointStore
 from sentences import raises_sentence
 from zoo.arrays import assert_same
 

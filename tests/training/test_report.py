@@ -6,7 +6,7 @@ import pytest
 
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.training.callbacks import report
-from onnxtrain.training.report.history_charts import measured
+from onnxtrain.training.report.charts import measured
 from sentences import raises_sentence
 
 ROWS = [{"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "val_loss": 2.5 / e} for e in range(1, 7)]

@@ -390,7 +390,7 @@ def test_checkpoints_of_before_are_named(tmp_path) -> None:
 
 
 def test_checkpoints_of_something_else_are_named(tmp_path) -> None:
-    from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+    from onnxtrain.training.checkpoints import CheckpointStore
 
     run(({}, {}), checkpoint=tmp_path)
     store = CheckpointStore(tmp_path)

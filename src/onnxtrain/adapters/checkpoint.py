@@ -1,14 +1,18 @@
-"""The PyTorch model that an adapter belongs to, as PEFT's classes find it: its name and its task."""
+"""The PyTorch model that an adapter belongs to: its name, its task, and its names for the tensors of the ONNX model.
+
+PEFT leaves out what it does not find under its name in the checkpoint, in silence.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from onnxtrain.errors import ModelError
 from onnxtrain.model_file.small_files import read_json
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -62,20 +66,9 @@ class Checkpoint:
         """Return the checkpoint with what the user gives, and what ``config.json`` files say of the rest."""
         given = self if base_model is None else replace(self, base_model=os.fspath(base_model))
         for source in (Path(given.base_model) if given.base_model else None, folder):
-            config = {} if source is None else _config(source)
-            task = given.task_type or _task(config)
-            name = given.base_model or _name(config, source)
-            given = Checkpoint(name, task)
+            config = _read(source, "config.json")
+            given = Checkpoint(given.base_model or _name(config, source), given.task_type or _task(config))
         return given
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """Return the contents of a folder's ``config.json``; {} without one that can be read."""
-    try:
-        found = read_json(folder / "config.json")
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _task(config: dict[str, Any]) -> str:
@@ -91,3 +84,133 @@ def _name(config: dict[str, Any], folder: Path | None) -> str:
         return name
     has_weights = config and folder is not None and any((folder / file).is_file() for file in _WEIGHTS)
     return os.path.abspath(folder) if has_weights and folder is not None else ""
+
+
+_FINAL_NORM = re.compile(r"^model\.layers\.\d+\.final_norm_layernorm(?=\.|$)")
+"""The last norm, by which a model of the builder is recognized."""
+
+_NORM = re.compile(r"^model\.layers\.\d+\.(\w+_layernorm|attn\.[qk]_norm\.layernorm)\.(weight|bias)$")
+
+_BUILDER = (
+    (re.compile(r"(?<=^model\.layers\.)(\d+)\.attn\.(?=(q|k|v|o|qkv)_proj\b)"), r"\1.self_attn."),
+    (re.compile(r"(?<=^model\.layers\.)(\d+)\.attn\.([qk]_norm)\.layernorm\b"), r"\1.self_attn.\2"),
+    (_FINAL_NORM, "model.norm"),
+)
+"""Names in the builder's models, and in checkpoints of most architectures."""
+
+_ATTENTION, _GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+_Rename = tuple[re.Pattern[str], str]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Names and values of an architecture's checkpoint."""
+
+    kind: str = ""
+    renames: tuple[_Rename, ...] = ()
+    packed: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    offset: float = 0.0
+    norms: bool = True
+    known: bool = True
+    built: bool = False
+
+    @classmethod
+    def of(cls, names: Iterable[str], folder: Path | None, checkpoint: Checkpoint) -> Architecture:
+        """Return the architecture of a model, by genai_config.json beside it or config.json of its checkpoint."""
+        kind = _setting(folder, "genai_config.json", "model", "type")
+        if not any(map(_FINAL_NORM.match, names)):
+            own = _TABLE.get(kind, Architecture())
+            return Architecture(kind, own.renames, own.packed)
+        base = Path(checkpoint.base_model) if checkpoint.base_model else None
+        kind = kind or _setting(base, "config.json", "model_type") or _setting(folder, "config.json", "model_type")
+        own = _TABLE.get(kind, Architecture(known=False))
+        return Architecture(kind, own.renames, own.packed, own.offset, own.norms, own.known, built=True)
+
+    def in_checkpoint(self, name: str) -> str:
+        """Return the checkpoint's name for that of a module or tensor, usual or of the builder."""
+        for pattern, replacement in (*_BUILDER, *self.renames):
+            name = pattern.sub(replacement, name)
+        return name
+
+    def is_norm(self, name: str) -> bool:
+        """Return whether an initializer is a norm of the builder."""
+        return self.built and _NORM.match(name) is not None
+
+    def packs(self, name: str) -> bool:
+        """Return whether the checkpoint packs a layer with others."""
+        return any(name.endswith(f".{module}.{last}") for module, lasts in self.packed.values() for last in lasts)
+
+    def check_known(self, label: str) -> None:
+        """Raise ModelError if the names of the checkpoint are not known."""
+        if not self.known:
+            told = f"the names of {self.kind!r} are not known"
+            if not self.kind:
+                told = "genai_config.json beside the model, which names its architecture, is missing"
+            raise ModelError(
+                f"{label!r} cannot be a PEFT folder, whose tensors have the names of the checkpoint: {told}; save an "
+                ".onnx_adapter file, or the whole model as .onnx."
+            )
+
+
+def in_checkpoints(name: str) -> str:
+    """Convert a layer name to the checkpoint's name, as most architectures have it.
+
+    Example:
+        >>> in_checkpoints("model.layers.3.attn.qkv_proj")
+        'model.layers.3.self_attn.qkv_proj'
+    """
+    return Architecture().in_checkpoint(name)
+
+
+def _rename(pattern: str, replacement: str) -> _Rename:
+    return re.compile(pattern), replacement
+
+
+_LANGUAGE_MODEL = (_rename(r"^model\.(?=(embed_tokens|layers|norm)\b)", "model.language_model."),)
+
+_TABLE: Mapping[str, Architecture] = {
+    **dict.fromkeys(("ernie4_5", "granite", "llama", "mistral", "qwen2", "qwen3", "smollm3"), Architecture()),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "nemotron"), Architecture(offset=1.0)),
+    **dict.fromkeys(("gemma3_vl_text", "gemma3"), Architecture(renames=_LANGUAGE_MODEL, offset=1.0)),
+    **dict.fromkeys(("mistral3_text", "mistral3"), Architecture(renames=_LANGUAGE_MODEL)),
+    **dict.fromkeys(
+        ("hunyuandensev1", "hunyuan_v1_dense"),
+        Architecture(
+            renames=(
+                _rename(r"self_attn\.q_norm\b", "self_attn.query_layernorm"),
+                _rename(r"self_attn\.k_norm\b", "self_attn.key_layernorm"),
+            )
+        ),
+    ),
+    "granitemoehybrid": Architecture(
+        renames=(_rename(r"(?<=\.)mlp\.down_proj\b", "shared_mlp.output_linear"),),
+        packed={"shared_mlp.input_linear": ("mlp", _GATED)},
+    ),
+    "olmo": Architecture(norms=False),
+    "phi": Architecture(
+        renames=(
+            _rename(r"self_attn\.o_proj\b", "self_attn.dense"),
+            _rename(r"^model\.norm\b", "model.final_layernorm"),
+        )
+    ),
+    "phi3": Architecture(packed={"self_attn.qkv_proj": ("self_attn", _ATTENTION), "mlp.gate_up_proj": ("mlp", _GATED)}),
+}
+"""Architectures by their type in genai_config.json, or by ``model_type`` in config.json."""
+
+
+def _setting(folder: Path | None, file: str, *path: str) -> str:
+    """Return a text of a JSON file; "" without one."""
+    found: Any = _read(folder, file)
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def _read(folder: Path | None, file: str) -> dict[str, Any]:
+    """Return the contents of a JSON file; {} without one that can be read."""
+    try:
+        found = {} if folder is None else read_json(folder / file, finite=False)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

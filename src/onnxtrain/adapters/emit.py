@@ -1,21 +1,24 @@
-"""Emission of adapter nodes beside the layer that they adapt."""
+"""Adapters in a graph: their tensors, and the nodes beside the layers that they adapt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.adapters.adapter import GAIN, A, Array, B, Entry
+from onnxtrain.adapters.layers import Layer, Part, Target, find_layers
+from onnxtrain.adapters.values import norms
 from onnxtrain.autodiff.rules.no_gradient import stopped
+from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.layers import orientation, reads_transposed
-from onnxtrain.graph.value import Value
-
-_INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
-"""Operators that add a bias themselves, with the index of the bias input."""
+from onnxtrain.graph.operands import Value
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.model_file.external import set_folder
+from onnxtrain.model_file.file import ModelFile
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,13 @@ class Emitter:
     def _product(self, op: Builder, layer: Layer, dtype: ir.DataType) -> Value:
         """Emit x W without the bias."""
         product = op.wrap(layer.product)
-        index = _INNER_BIAS.get(layer.kind)
-        bias = layer.node.inputs[index] if index is not None and index < len(layer.node.inputs) else None
-        if bias is not None:
+        shape = product.shape
+        if (bias := layer.inner_bias) is not None:
             added = op.wrap(bias)
-            beta = layer.node.attributes.get("beta")
-            if beta is not None:
-                added = added * beta.as_float()
+            if "beta" in layer.node.attributes:
+                added = added * layer.node.attributes["beta"].as_float()
             product = product - (_over_window(op, layer, added) if layer.is_convolution else added)
-        return op.cast(product, dtype).with_shape(layer_shape(layer))
+        return op.cast(product, dtype).with_shape(shape)
 
     def _gain(self, op: Builder, layer: Layer, pairs: Sequence[Pair]) -> Value:
         gains = {pair.part: pair.gain for pair in pairs if pair.gain is not None}
@@ -158,12 +159,6 @@ def _times_weight(op: Builder, layer: Layer, rows: Value) -> Value:
     return op.Gemm(rows, factor, **orientation()) if reads_transposed(layer.node) else rows @ factor
 
 
-def layer_shape(layer: Layer) -> tuple[int | str | None, ...] | None:
-    """Return the shape of a layer's x W."""
-    shape = layer.product.shape
-    return None if shape is None else tuple(size if isinstance(size, int) else size.value for size in shape)
-
-
 def _scaled(pair: Pair) -> Value:
     return (pair.b * pair.scale).with_shape(pair.b.shape)
 
@@ -209,3 +204,57 @@ def _replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value, readers: Seque
                 graph.outputs[index] = new
         old.name = f"{name}/base"
         new.name = name
+
+
+def rewritten(file: ModelFile, edit: Callable[[ir.Model, list[Layer]], None]) -> ModelFile:
+    """Return a file with a changed graph; values that the file did not declare stay undeclared."""
+    file = file.dense()
+    working = ir.from_proto(file.whole())
+    graph = working.graph
+    set_folder(working, str(file.folder or ""))
+    declared = {value for value in _computed(graph) if value.shape is not None}
+    infer_shapes(working)
+    edit(working, find_layers(working))
+    for value in _computed(graph):
+        if value not in declared and not value.is_graph_output():
+            value.type = value.shape = None
+    return file.changed(ir.to_proto(working))
+
+
+def _computed(graph: ir.Graph) -> list[ir.Value]:
+    return [value for node in graph for value in node.outputs]
+
+
+def with_adapters(file: ModelFile, entries: Mapping[str, Entry], names: Collection[str]) -> ModelFile:
+    """Return a file in which some layers have their adapters beside them, as initializers and nodes."""
+
+    def edit(working: ir.Model, layers: list[Layer]) -> None:
+        emitter = Emitter(working.graph, working.graph.opset_imports[""])
+        for layer in layers:
+            if layer.name not in names:
+                continue
+            op = emitter.builder(layer)
+            own = [(target, entries[target.name]) for target in layer.targets if target.name in entries]
+            emitter.add(op, layer, [_pair(op, target, entry) for target, entry in own])
+
+    return rewritten(file, edit)
+
+
+def _pair(op: Builder, target: Target, entry: Entry) -> Pair:
+    dtype = target.layer.y.dtype or ir.DataType.FLOAT
+
+    def added(end: str, array: Array) -> Value:
+        return add_tensor(op, target.name + end, array.astype(dtype.numpy()), "adapters; give the model without")
+
+    gain = None if entry.magnitude is None else added(GAIN, entry.magnitude / norms(target, entry))
+    return Pair(added(A, entry.a), added(B, entry.b), entry.scale, target.part, gain)
+
+
+def add_tensor(op: Builder, name: str, array: Array, told: str) -> Value:
+    """Add an initializer to the main graph; ``told`` says what a model has that has the name already."""
+    graph = op.graph
+    if name in graph.initializers or any(value.name == name for value in graph.inputs):
+        raise OptionError(f"The model has a tensor {name!r} already, so that it has {told}.").about(name)
+    value = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
+    graph.register_initializer(value)
+    return op.wrap(value)

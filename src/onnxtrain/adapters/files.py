@@ -12,8 +12,8 @@ import ctypes
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,27 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters import peft
-from onnxtrain.adapters.adapter import Adapter, Array, Entry
+from onnxtrain.adapters.adapter import (
+    GAIN,
+    A,
+    Adapter,
+    Array,
+    B,
+    Entry,
+    check_float,
+    checked,
+    flag_in,
+    mapping_in,
+    number_in,
+    rank_in,
+    text_in,
+)
 from onnxtrain.adapters.checkpoint import Checkpoint
-from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in, text_in
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.small_files import check_regular_file, read_json
-from onnxtrain.model_file.writing import AtomicFiles, check_writable
+from onnxtrain.model_file.writing import check_writable, write_files
 
 SUFFIX = ".onnx_adapter"
-
-A, B, GAIN = ".lora_A.weight", ".lora_B.weight", ".lora_gain"
-"""Suffixes of an adapter's tensor names."""
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """Contents of an ``.onnx_adapter`` file."""
-
-    arrays: Mapping[str, Array]
-    manifest: Mapping[str, Any]
 
 
 def is_adapter_path(path: Path) -> bool:
@@ -63,11 +65,13 @@ def check_adapter_path(path: Path) -> None:
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Read an adapter from its file or folder."""
     path = Path(path)
-    return peft.read_folder(path) if path.is_dir() else _adapter_of(str(path), read_tensors(path))
+    if path.is_dir():
+        return peft.read_folder(path)
+    return _adapter_of(str(path), _read_tensors(path), _read_manifest(_manifest_path(path)))
 
 
-def read_tensors(path: Path) -> Tensors:
-    """Read the tensors and the manifest of an ``.onnx_adapter`` file."""
+def _read_tensors(path: Path) -> dict[str, Array]:
+    """Read the tensors of an ``.onnx_adapter`` file."""
     import onnxruntime
 
     try:
@@ -77,41 +81,35 @@ def read_tensors(path: Path) -> Tensors:
             f"{str(path)!r} does not exist; give an .onnx_adapter file, or a folder that PEFT has written."
         ).about(str(path)) from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"{str(path)!r} cannot be read: {_reason(error)}; give an .onnx_adapter file.") from error
+        raise ModelError(
+            f"{str(path)!r} cannot be read: {peft.reason_of(error)}; give an .onnx_adapter file."
+        ) from error
     try:
         values = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
-        arrays = {name: _array(value) for name, value in values.items()}
+        return {name: _array(value) for name, value in values.items()}
     except Exception as error:  # ONNX Runtime raises no specific type
         raise ModelError(f"{str(path)!r} is no .onnx_adapter file; give one, or a folder that PEFT has written.").about(
             str(path)
         ) from (error)
-    return Tensors(arrays, _read_manifest(_manifest_path(path)))
 
 
 def element_types(path: Path) -> dict[str, ir.DataType]:
     """Return the element type of each layer's tensors in an ``.onnx_adapter`` file."""
-    arrays = read_tensors(path).arrays
-    return {name.removesuffix(A): ir.DataType.from_numpy(array.dtype) for name, array in arrays.items() if A in name}
+    arrays = _read_tensors(path).items()
+    return {name.removesuffix(A): ir.DataType.from_numpy(array.dtype) for name, array in arrays if A in name}
 
 
-def write_adapter(
-    path: Path,
-    adapter: Adapter,
-    dtypes: Mapping[str, ir.DataType],
-    gains: Mapping[str, Array],
-    in_modules: Callable[[], Mapping[str, Array]] = dict,
+def write_file(
+    path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType], gains: Mapping[str, Array] | None = None
 ) -> None:
-    """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a PEFT folder."""
-    if path.suffix != SUFFIX:
-        peft.write_folder(path, adapter, in_modules())
-        return
+    """Write an adapter as an ``.onnx_adapter`` file with its manifest."""
     tensors: dict[str, tuple[Array, ir.DataType]] = {}
     for name, entry in adapter.entries.items():
         dtype = dtypes[name]
         tensors[name + A] = entry.a, dtype
         tensors[name + B] = entry.b * entry.b.dtype.type(entry.scale), dtype
         if entry.magnitude is not None:
-            tensors[name + GAIN] = gains[name], dtype
+            tensors[name + GAIN] = (gains or {})[name], dtype
     for name, array in adapter.tensors.items():
         tensors[name] = array, ir.DataType.from_numpy(array.dtype)
     manifest = {
@@ -128,12 +126,7 @@ def write_adapter(
         "task_type": adapter.checkpoint.task_type,
         "base": adapter.base,
     }
-    data = _exported(tensors)
-    with AtomicFiles() as files:
-        with files.create(path) as file:
-            file.write(data)
-        with files.create(_manifest_path(path)) as file:
-            file.write((json.dumps(manifest, indent=1) + "\n").encode())
+    write_files({path: _exported(tensors), _manifest_path(path): (json.dumps(manifest, indent=1) + "\n").encode()})
 
 
 def _exported(tensors: Mapping[str, tuple[Array, ir.DataType]]) -> bytes:
@@ -159,20 +152,15 @@ def _exported(tensors: Mapping[str, tuple[Array, ir.DataType]]) -> bytes:
 
 def _array(value: Any) -> Array:
     """Copy a tensor of an adapter to an array."""
-    if "bfloat16" in value.data_type():
-        dtype = ir.DataType.BFLOAT16.numpy()
-        return _bits(value).view(dtype)
-    return np.array(value.numpy())
-
-
-def _bits(value: Any) -> Array:
-    """Copy the elements of a 16-bit tensor as uint16."""
+    if "bfloat16" not in value.data_type():
+        return np.array(value.numpy())
     shape = tuple(value.shape())
     size = int(np.prod(shape))
-    if not size:
-        return np.zeros(shape, np.uint16)
-    pointer = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_uint16))
-    return np.array(np.ctypeslib.as_array(pointer, (size,))).reshape(shape)
+    bits = np.zeros(0, np.uint16)
+    if size:
+        pointer = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_uint16))
+        bits = np.array(np.ctypeslib.as_array(pointer, (size,)))
+    return bits.view(ir.DataType.BFLOAT16.numpy()).reshape(shape)
 
 
 def _manifest_path(path: Path) -> Path:
@@ -187,7 +175,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         return {}
     except (ValueError, OSError) as error:
         raise ModelError(
-            f"{str(path)!r} is not an adapter's manifest ({_reason(error)}); remove it to read the adapter "
+            f"{str(path)!r} is not an adapter's manifest ({peft.reason_of(error)}); remove it to read the adapter "
             "without its manifest."
         ) from error
     if not isinstance(found, dict):
@@ -197,12 +185,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return found
 
 
-def _reason(error: Exception) -> str:
-    return str((isinstance(error, OSError) and error.strerror) or error)
-
-
-def _adapter_of(label: str, tensors: Tensors) -> Adapter:
-    manifest, arrays = tensors.manifest, tensors.arrays
+def _adapter_of(label: str, arrays: Mapping[str, Array], manifest: Mapping[str, Any]) -> Adapter:
     beside = f"{label}.json"
     scales = mapping_in(manifest.get("scales"), "scales", beside)
     aliases = mapping_in(manifest.get("aliases"), "aliases", beside)
@@ -217,7 +200,7 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     trained = {name: arrays[name] for name in full}
     arrays = {name: array for name, array in arrays.items() if name not in full}
     for name, array in trained.items():
-        _check_float(name, array, label, least=0)
+        check_float(array, repr(name), label)
     entries = {}
     for name, a in arrays.items():
         layer = name.removesuffix(A)
@@ -226,8 +209,10 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
         b = arrays.get(layer + B)
         if b is None:
             raise ModelError(f"{label!r} has {name!r}, but no {layer + B!r}; convert it again.")
-        _check_float(name, a, label)
-        _check_float(layer + B, b, label)
+        for each, array in ((name, a), (layer + B, b)):
+            check_float(array, repr(each), label)
+            if array.ndim < 2:
+                raise ModelError(f"{label!r} has {each!r} of the shape {array.shape}; it needs a matrix.")
         scale = number_in(scales.get(layer, 1.0), f"scales of {layer}", beside)
         if scale == 0:
             raise ModelError(
@@ -268,13 +253,6 @@ def _full_tensors(manifest: Mapping[str, Any], label: str) -> dict[str, tuple[st
             raise ModelError(f"{label!r} has {name!r} among its tensors with names that are not a list of texts.")
         found[name] = tuple(names)
     return found
-
-
-def _check_float(name: str, array: Array, label: str, least: int = 2) -> None:
-    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-        raise ModelError(f"{label!r} has {name!r} in the type {array.dtype}; it needs floating point.")
-    if array.ndim < least:
-        raise ModelError(f"{label!r} has {name!r} of the shape {array.shape}; it needs a matrix.")
 
 
 def _in_float(array: Array) -> Array:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Array
-from onnxtrain.adapters.architectures import Architecture, in_checkpoints
+from onnxtrain.adapters.checkpoint import Architecture, in_checkpoints
 from onnxtrain.adapters.layers import Layer, source
 from onnxtrain.adapters.merging import initializers_of
 from onnxtrain.adapters.peft import COUNTER, WRAPPED
@@ -27,8 +27,6 @@ from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.parameters.exporters import NameOrigin, module_of, origin_of
 from onnxtrain.parameters.names import module_paths
 from onnxtrain.parameters.readers import NORMALIZATIONS, read_through_identity
-
-_BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,9 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer], architecture: Archi
         if layer.weight is value:
             if not _is_plain(layer) or architecture.packs(layer.name):
                 return []
-            view = layer.node.inputs[0 if layer.is_embedding else 1]
-            assert view is not None
+            own, view = _names(layer, "weight", architecture), layer.views[0]
             transposed = layer.kind not in ("Gather", "Conv") and not reads_transposed(layer.node)
-            found.append(ModuleTensor(_names(layer, "weight", architecture), value, view, transposed, layer.kind))
+            found.append(ModuleTensor(own, value, view, transposed, layer.kind))
             readers = max(readers, layer.readers)
         elif _bias(layer) is value:
             if layer.parts or not _is_added_once(layer):
@@ -131,29 +128,19 @@ def _names(layer: Layer, word: str, architecture: Architecture) -> tuple[str, ..
     else:
         first = []
     modules = dict.fromkeys([*map(architecture.in_checkpoint, first or layer.names[:1]), *first, *layer.names])
-    return (*(f"{module}.{word}" for module in modules), *(_views(layer) if word == "weight" else ()))
-
-
-def _views(layer: Layer) -> Iterator[str]:
-    """Return the names of the values between a layer and its weight, of which one may be a tied tensor's."""
-    value = layer.node.inputs[0 if layer.is_embedding else 1]
-    while value is not None and value is not layer.weight:
-        yield str(value.name)
-        producer = value.producer()
-        value = None if producer is None else producer.inputs[0]
+    views = layer.views[:-1] if word == "weight" else ()  # of which one may be a tied tensor
+    return (*(f"{module}.{word}" for module in modules), *(str(value.name) for value in views))
 
 
 def _is_plain(layer: Layer) -> bool:
     """Return whether a layer multiplies with the weight of one module, stored as floating-point values."""
-    alpha = layer.node.attributes.get("alpha")
-    return layer.bits >= 16 and not layer.parts and (alpha is None or alpha.as_float() == 1)
+    return layer.bits >= 16 and not layer.parts and layer.node.attributes.get_float("alpha", 1.0) == 1
 
 
 def _bias(layer: Layer) -> ir.Value | None:
     """Return the initializer that a layer adds."""
     if layer.y is layer.product:
-        slot = _BIAS_SLOTS.get(layer.kind, len(layer.node.inputs))
-        return layer.node.inputs[slot] if slot < len(layer.node.inputs) else None
+        return layer.inner_bias
     add = layer.y.producer()
     assert add is not None
     return next(value for value in add.inputs if value is not layer.product)
@@ -161,8 +148,7 @@ def _bias(layer: Layer) -> ir.Value | None:
 
 def _is_added_once(layer: Layer) -> bool:
     """Return whether a layer adds its bias without a factor."""
-    beta = layer.node.attributes.get("beta")
-    return beta is None or layer.kind != "Gemm" or beta.as_float() == 1
+    return layer.kind != "Gemm" or layer.node.attributes.get_float("beta", 1.0) == 1
 
 
 def for_peft(
@@ -240,7 +226,7 @@ def _siblings(tensor: ModuleTensor, module: str, layers: Sequence[Layer]) -> dic
     if tensor.kind and tensor.word == "weight":
         layer = next(one for one in layers if one.weight is tensor.initializer and one.kind == tensor.kind)
         bias, size, end = _bias(layer), layer.outputs, layer.y
-        scale = 1.0 if _is_added_once(layer) else layer.node.attributes["beta"].as_float()
+        scale = 1.0 if _is_added_once(layer) else layer.node.attributes.get_float("beta", 1.0)
     elif tensor.kind:
         return found
     else:

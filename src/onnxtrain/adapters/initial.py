@@ -10,10 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Array, Entry
-from onnxtrain.adapters.fitting import name_of
-from onnxtrain.adapters.layers import Layer, LayerPart, Part, find_layers
+from onnxtrain.adapters.layers import Layer, Target, find_layers
 from onnxtrain.adapters.merging import is_quantized
-from onnxtrain.adapters.values import columns_of, matrix
+from onnxtrain.adapters.values import matrix
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
@@ -22,11 +21,10 @@ Init = Literal["kaiming", "gaussian", "pissa", "loftq"]
 INITS: tuple[Init, ...] = ("kaiming", "gaussian", "pissa", "loftq")
 
 
-def random_entry(
-    layer: Layer, part: Part | None, rank: int, scale: float, init: Init, random: np.random.Generator
-) -> Entry:
+def random_entry(target: Target, rank: int, scale: float, init: Init, random: np.random.Generator) -> Entry:
     """Return an adapter that adds zero: A random and B zero, for embeddings the reverse."""
-    dtype, outputs = _dtype(layer), layer.outputs if part is None else part.size
+    layer, outputs = target.layer, target.outputs
+    dtype = _dtype(layer)
     if layer.is_embedding:
         a = np.zeros((layer.inputs, rank), dtype)
         return Entry(a, random.standard_normal((rank, outputs)).astype(dtype), scale, embedding=True)
@@ -40,9 +38,9 @@ def random_entry(
     return Entry(a, np.zeros((outputs, rank, *ones) if layer.window else (rank, outputs), dtype), scale)
 
 
-def principal_entry(layer: Layer, part: Part | None, rank: int, scale: float) -> Entry:
+def principal_entry(target: Target, rank: int, scale: float) -> Entry:
     """Return the adapter of a weight's largest singular values: scale A B is its best approximation of this rank."""
-    return _entry_of(layer, part, columns_of(layer, part, matrix(layer)), rank, scale)
+    return _entry_of(target, target.of_weight(matrix(target.layer)), rank, scale)
 
 
 class Residuals:
@@ -50,40 +48,41 @@ class Residuals:
 
     def __init__(self, original: str | os.PathLike[str]) -> None:
         self._label = str(original)
-        self._layer_parts: dict[str, LayerPart] = {}
+        self._targets: dict[str, Target] = {}
         for layer in find_layers(infer_shapes(ModelFile.load(original).training_model())):
             for name in layer.names:
-                self._layer_parts.setdefault(name, (layer, None))
+                self._targets.setdefault(name, Target(layer))
             for part in layer.parts:
-                self._layer_parts.setdefault(part.name, (layer, part))
+                self._targets.setdefault(part.name, Target(layer, part))
 
-    def entry(self, layer: Layer, part: Part | None, rank: int, scale: float) -> Entry | None:
+    def entry(self, target: Target, rank: int, scale: float) -> Entry | None:
         """Return the best adapter of this rank for a layer's residual; ``None`` for a layer that is not quantized."""
-        if not is_quantized(layer):
+        if not is_quantized(target.layer):
             return None
-        weight = columns_of(layer, part, matrix(layer))
-        names = layer.names if part is None else (part.name,)
-        original = next((self._layer_parts[name] for name in names if name in self._layer_parts), None)
+        weight = target.of_weight(matrix(target.layer))
+        names = target.names if target.part is None else (target.name,)
+        original = next((self._targets[name] for name in names if name in self._targets), None)
         if original is None:
             raise OptionError(
-                f"{self._label!r} has no layer {name_of(layer, part)!r}, so that the error of its quantization is not "
+                f"{self._label!r} has no layer {target.name!r}, so that the error of its quantization is not "
                 "known; give the float model that the quantized one was made from, or take another init."
-            ).about(self._label, wanted=name_of(layer, part))
-        before = columns_of(*original, matrix(original[0]))
+            ).about(self._label, wanted=target.name)
+        before = original.of_weight(matrix(original.layer))
         if before.shape != weight.shape:
             raise OptionError(
-                f"{self._label!r} has the weight of {name_of(layer, part)!r} in the shape {before.shape}, the "
+                f"{self._label!r} has the weight of {target.name!r} in the shape {before.shape}, the "
                 f"quantized model in {weight.shape}; give the float model that the quantized one was made from."
-            ).about(name_of(layer, part), got=before.shape, wanted=weight.shape)
-        return _entry_of(layer, part, before - weight, rank, scale)
+            ).about(target.name, got=before.shape, wanted=weight.shape)
+        return _entry_of(target, before - weight, rank, scale)
 
 
-def _entry_of(layer: Layer, part: Part | None, weight: Array, rank: int, scale: float) -> Entry:
+def _entry_of(target: Target, weight: Array, rank: int, scale: float) -> Entry:
     """Return the adapter whose scale A B approximates a dense matrix of the layer's form."""
+    layer = target.layer
     flat = weight.reshape(len(weight), -1).T if layer.is_convolution else weight
     if rank > min(flat.shape):
         raise OptionError(
-            f"rank is {rank}, but the weight of {name_of(layer, part)!r} has only {min(flat.shape)} singular values; "
+            f"rank is {rank}, but the weight of {target.name!r} has only {min(flat.shape)} singular values; "
             "give a smaller rank, or another init."
         )
     a, b = (side.astype(_dtype(layer)) for side in principal(flat, rank, scale))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.adapters.architectures import in_checkpoints
-from onnxtrain.adapters.names import layer_names, matches, name_of_node
+from onnxtrain.adapters.checkpoint import in_checkpoints
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.graph.layers import form_of_node, reads_transposed
-from onnxtrain.graph.patterns import no_match
+from onnxtrain.graph.patterns import alternatives, no_match
+from onnxtrain.graph.patterns import matches as matches_glob
 from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.parameters.exporters import NameOrigin, genai, origin_of
+from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import Functions, chooses_one
 
 ALL_LINEAR = "all-linear"
@@ -47,6 +51,9 @@ _FURTHER = (
 _VIEWS = frozenset({"Identity", "Cast", "Transpose", "DequantizeLinear"})
 """Operators between an initializer and the matrix multiplication that reads it."""
 
+
+_INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
+"""Operators that add a bias themselves, with the index of the bias input."""
 
 _BEHIND_THE_HEAD = frozenset({"Identity", "Cast", "Reshape", "Softmax", "LogSoftmax", "Mul", "Div", "Tanh"})
 """Operators between the layer that computes the output and the output."""
@@ -111,13 +118,57 @@ class Layer:
         return self.kind == "Conv"
 
     @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Sizes of W: (inputs, outputs, *window)."""
-        return (self.inputs, self.outputs, *self.window)
+    def inner_bias(self) -> ir.Value | None:
+        """The bias that the node itself adds."""
+        slot = _INNER_BIAS.get(self.kind, len(self.node.inputs))
+        return self.node.inputs[slot] if slot < len(self.node.inputs) else None
+
+    @property
+    def views(self) -> list[ir.Value]:
+        """The values from the one that the node reads as its weight to the initializer that holds W."""
+        found, value = list[ir.Value](), self.node.inputs[0 if self.is_embedding else 1]
+        while value is not None:
+            found.append(value)
+            producer = value.producer()
+            value = None if producer is None else producer.inputs[0]
+        return found
+
+    @property
+    def targets(self) -> list[Target]:
+        """The layer, or its parts if it is packed: each can have an adapter."""
+        return [Target(self, part) for part in self.parts or (None,)]
 
 
-LayerPart = tuple[Layer, Part | None]
-"""A layer, and the part of it if it is packed."""
+class Target(NamedTuple):
+    """A layer that has an adapter, or a part of a packed one."""
+
+    layer: Layer
+    part: Part | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of its adapter."""
+        return self.layer.name if self.part is None else self.part.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names; those of a packed layer also stand for its parts."""
+        return self.layer.names if self.part is None else (self.part.name, *self.layer.names)
+
+    @property
+    def start(self) -> int:
+        """The first of its output features in the layer."""
+        return 0 if self.part is None else self.part.start
+
+    @property
+    def outputs(self) -> int:
+        """Number of output features."""
+        return self.layer.outputs if self.part is None else self.part.size
+
+    def of_weight(self, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a view of its outputs in the layer's dense weight."""
+        outputs = slice(self.start, self.start + self.outputs)
+        return weight[outputs] if self.layer.is_convolution else weight[:, outputs]
 
 
 def find_layers(model: ir.Model) -> list[Layer]:
@@ -127,7 +178,8 @@ def find_layers(model: ir.Model) -> list[Layer]:
         kind = _KINDS.get((node.domain, node.op_type))
         layer = None if kind is None else kind(node, model.functions)
         if layer is not None:
-            found.append(replace(layer, readers=_readers(layer)))
+            read = (len(value.uses()) + value.is_graph_output() for value in layer.views)
+            found.append(replace(layer, readers=max(1, *read)))
     return _with_own_names(found)
 
 
@@ -258,17 +310,6 @@ def _is_constant(value: ir.Value | None) -> bool:
     return source(value) is not None or (node is not None and node.op_type == "Constant")
 
 
-def _readers(layer: Layer) -> int:
-    """Return the largest number of readers among a layer's weight and the views between it and the layer."""
-    value = layer.weight if layer.kind == "MatMulNBits" else layer.node.inputs[0 if layer.is_embedding else 1]
-    most = 1
-    while value is not None:
-        most = max(most, len(value.uses()) + value.is_graph_output())
-        producer = value.producer()
-        value = None if producer is None else producer.inputs[0]
-    return most
-
-
 def source(value: ir.Value | None) -> ir.Value | None:
     """Return the initializer behind a value, through transpositions, casts and dequantization; ``None`` without one."""
     while value is not None and not value.is_initializer():
@@ -286,12 +327,9 @@ def _sizes(value: ir.Value | None) -> tuple[int, ...] | None:
     return tuple(int(size) for size in shape if isinstance(size, int))
 
 
-def _integer(node: ir.Node, name: str, default: int) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else default
-
-
-def _bits(weight: ir.Value) -> int:
-    return 32 if weight.dtype is None else weight.dtype.bitwidth
+def _matrix(value: ir.Value | None) -> tuple[int, ...] | None:
+    sizes = _sizes(value)
+    return sizes if sizes is not None and len(sizes) == 2 else None
 
 
 def _behind_bias(product: ir.Value, outputs: int) -> ir.Value:
@@ -307,68 +345,66 @@ def _behind_bias(product: ir.Value, outputs: int) -> ir.Value:
     return readers[0].outputs[0] if bias is not None and _sizes(bias) == (outputs,) else product
 
 
-def _product(node: ir.Node, functions: Functions) -> Layer | None:
-    x, w = node.inputs[0], node.inputs[1]
-    weight, shape = source(w), _sizes(w)
-    if x is None or weight is None or shape is None or len(shape) != 2 or source(x) is not None:
+def _layer(
+    node: ir.Node,
+    functions: Functions,
+    x: ir.Value | None,
+    view: ir.Value | None,
+    sizes: Sequence[int] | None,
+    *,
+    product: ir.Value | None = None,
+    bits: int | None = None,
+    biased: bool = True,
+    packed: bool = True,
+) -> Layer | None:
+    """Return the layer of a node: its input, what it reads as its weight, and sizes (inputs, outputs, *window)."""
+    weight, product = source(view), product or node.outputs[0]
+    if x is None or weight is None or sizes is None:
         return None
-    if not is_float(node.outputs[0]):
-        return None
-    inputs, outputs = shape[::-1] if reads_transposed(node) else shape
-    y = _behind_bias(node.outputs[0], outputs)
+    inputs, outputs, *window = sizes
+    bits = bits or (32 if weight.dtype is None else weight.dtype.bitwidth)
+    y = _behind_bias(product, outputs) if biased else product
     names = layer_names(weight, node, functions)
-    return Layer(
-        node.op_type, node, x, y, node.outputs[0], weight, names, inputs, outputs, bits=_bits(weight),
-        parts=_parts(names[0], y, outputs),
-    )  # fmt: skip
+    parts = _parts(names[0], y, outputs) if packed else ()
+    return Layer(node.op_type, node, x, y, product, weight, names, inputs, outputs, tuple(window), bits, parts)
 
 
-def _gemm(node: ir.Node, functions: Functions) -> Layer | None:
-    return None if form_of_node(node) is None else _product(node, functions)
+def _matmul(node: ir.Node, functions: Functions) -> Layer | None:
+    x, view = node.inputs[:2]
+    if form_of_node(node) is None or source(x) is not None or not is_float(node.outputs[0]):
+        return None
+    sizes = _matrix(view)
+    return _layer(node, functions, x, view, sizes[::-1] if sizes is not None and reads_transposed(node) else sizes)
 
 
 def _convolution(node: ir.Node, functions: Functions) -> Layer | None:
-    x, w = node.inputs[0], node.inputs[1]
-    weight, shape = source(w), _sizes(w)
-    if x is None or weight is None or shape is None or _integer(node, "group", 1) != 1 or not is_float(node.outputs[0]):
+    x, view = node.inputs[:2]
+    sizes = _sizes(view)
+    if sizes is None or node.attributes.get_int("group", 1) != 1 or not is_float(node.outputs[0]):
         return None
-    y = node.outputs[0]
-    names = layer_names(weight, node, functions)
-    return Layer("Conv", node, x, y, y, weight, names, shape[1], shape[0], shape[2:], _bits(weight))
+    return _layer(node, functions, x, view, (sizes[1], sizes[0], *sizes[2:]), biased=False, packed=False)
 
 
 def _embedding(node: ir.Node, functions: Functions) -> Layer | None:
-    table, indices = node.inputs[0], node.inputs[1]
-    weight, shape = source(table), _sizes(table)
-    if indices is None or weight is None or shape is None or len(shape) != 2 or not is_float(node.outputs[0]):
+    view, indices = node.inputs[:2]
+    if node.attributes.get_int("axis", 0) != 0 or not is_float(node.outputs[0]) or chooses_one(node):
         return None
-    if _integer(node, "axis", 0) != 0 or chooses_one(node):
-        return None
-    y = node.outputs[0]
-    names = layer_names(weight, node, functions)
-    return Layer("Gather", node, indices, y, y, weight, names, shape[0], shape[1], bits=_bits(weight))
+    return _layer(node, functions, indices, view, _matrix(view), biased=False, packed=False)
 
 
 def _of_bits(node: ir.Node, functions: Functions) -> Layer | None:
     """Match MatMulNBits, whose weight is block-quantized to low bits."""
-    x, weight = node.inputs[0], node.inputs[1]
-    if x is None or weight is None or not weight.is_initializer() or (len(node.inputs) > 4 and node.inputs[4]):
+    x, weight = node.inputs[:2]
+    if weight is None or not weight.is_initializer() or (len(node.inputs) > 4 and node.inputs[4]):
         return None
-    inputs, outputs = node.attributes["K"].as_int(), node.attributes["N"].as_int()
-    y = _behind_bias(node.outputs[0], outputs)
-    names = layer_names(weight, node, functions)
-    return Layer(
-        "MatMulNBits", node, x, y, node.outputs[0], weight, names, inputs, outputs, bits=_integer(node, "bits", 4),
-        parts=_parts(names[0], y, outputs),
-    )  # fmt: skip
+    sizes = node.attributes["K"].as_int(), node.attributes["N"].as_int()
+    return _layer(node, functions, x, weight, sizes, bits=node.attributes.get_int("bits", 4))
 
 
 def _dynamic(node: ir.Node, functions: Functions) -> Layer | None:
     """Match DynamicQuantizeLinear, MatMulInteger, Cast, and the Mul by the scales."""
-    quantized, weight = node.inputs[0], source(node.inputs[1])
-    giver = None if quantized is None else quantized.producer()
-    shape = _sizes(node.inputs[1])
-    if giver is None or giver.op_type != "DynamicQuantizeLinear" or weight is None or shape is None or len(shape) != 2:
+    giver = None if node.inputs[0] is None else node.inputs[0].producer()
+    if giver is None or giver.op_type != "DynamicQuantizeLinear":
         return None
     value = node.outputs[0]
     for operator in ("Cast", "Mul"):
@@ -376,31 +412,25 @@ def _dynamic(node: ir.Node, functions: Functions) -> Layer | None:
         if len(readers) != 1 or readers[0].op_type != operator:
             return None
         value = readers[0].outputs[0]
-    x = giver.inputs[0]
-    if x is None or not is_float(value):
+    view = node.inputs[1]
+    if not is_float(value):
         return None
-    names = layer_names(weight, node, functions)
-    y = _behind_bias(value, shape[1])
-    return Layer("MatMulInteger", node, x, y, value, weight, names, shape[0], shape[1], bits=_bits(weight))
+    return _layer(node, functions, giver.inputs[0], view, _matrix(view), product=value, packed=False)
 
 
 def _dynamic_fused(node: ir.Node, functions: Functions) -> Layer | None:
     """Match DynamicQuantizeMatMul, the fused form of :func:`_dynamic`."""
-    x, weight, shape = node.inputs[0], source(node.inputs[1]), _sizes(node.inputs[1])
-    if x is None or weight is None or shape is None or len(shape) != 2:
-        return None
-    y = node.outputs[0]
-    names = layer_names(weight, node, functions)
-    return Layer("DynamicQuantizeMatMul", node, x, y, y, weight, names, shape[0], shape[1], bits=_bits(weight))
+    x, view = node.inputs[:2]
+    return _layer(node, functions, x, view, _matrix(view), biased=False, packed=False)
 
 
 _KINDS: dict[tuple[str, str], Callable[[ir.Node, Functions], Layer | None]] = {
-    ("", "MatMul"): _product,
-    ("", "Gemm"): _gemm,
+    ("", "MatMul"): _matmul,
+    ("", "Gemm"): _matmul,
     ("", "Conv"): _convolution,
     ("", "Gather"): _embedding,
     ("", "MatMulInteger"): _dynamic,
-    (MICROSOFT_DOMAIN, "FusedMatMul"): _gemm,
+    (MICROSOFT_DOMAIN, "FusedMatMul"): _matmul,
     (MICROSOFT_DOMAIN, "MatMulNBits"): _of_bits,
     (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): _dynamic_fused,
 }
@@ -426,19 +456,17 @@ def _packed_sizes(y: ir.Value, outputs: int, count: int) -> list[int] | None:
     for reader, index in y.uses():
         heads = reader.attributes.get("num_heads")
         if reader.op_type == "GroupQueryAttention" and index == 0 and heads is not None:
-            queries, keys = heads.as_int(), _integer(reader, "kv_num_heads", heads.as_int())
+            queries, keys = heads.as_int(), reader.attributes.get_int("kv_num_heads", heads.as_int())
             head = outputs // (queries + 2 * keys)
             return [queries * head, keys * head, keys * head]
-        if reader.op_type == "Split" and len(reader.outputs) == count and _integer(reader, "axis", 0) in (-1, _last(y)):
+        last = -1 if y.shape is None else len(y.shape) - 1
+        splits = reader.op_type == "Split" and len(reader.outputs) == count
+        if splits and reader.attributes.get_int("axis", 0) in (-1, last):
             sizes = [shape[-1] for value in reader.outputs if (shape := dimensions(value)) is not None and shape]
             known = [size for size in sizes if isinstance(size, int)]
             if len(known) == count and sum(known) == outputs:
                 return known
     return None
-
-
-def _last(value: ir.Value) -> int:
-    return -1 if value.shape is None else len(value.shape) - 1
 
 
 def refuse_magnitudes(layers: Sequence[Layer]) -> None:
@@ -449,3 +477,42 @@ def refuse_magnitudes(layers: Sequence[Layer]) -> None:
                 f"DoRA trains magnitudes of columns, but {layer.name!r} is a {layer.kind}, whose weight has none; "
                 "leave it out of the targets, or go without DoRA."
             ).about(layer.name, got=layer.kind)
+
+
+def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:
+    """Return the names of a layer; the first is the name of its adapter.
+
+    Example:
+        >>> weight, x = ir.Value(name="model.layers.0.attn.q_proj.MatMul.weight"), ir.Value(name="x")
+        >>> layer_names(weight, ir.Node("", "MatMul", [x, weight], name="/model/layers.0/attn/q_proj/MatMul"))
+        ('model.layers.0.self_attn.q_proj', 'model.layers.0.attn.q_proj')
+    """
+    name = weight.name or ""
+    found = [] if origin_of(name) is NameOrigin.EXPORTER else [genai.layer_of_weight(name)]
+    found += [genai.layer_of_weight(path) for path in module_paths(weight, functions)]
+    found += [genai.layer_of_node(other) for other in node_names(weight, functions) if "/" not in other]
+    found += [own] if (own := name_of_node(node)) else []
+    found += [name] if not found else []
+    return tuple(dict.fromkeys(other for one in found for other in (in_checkpoints(one), one) if other))
+
+
+def name_of_node(node: ir.Node) -> str:
+    """Return the name of a layer by its node, "" for a node without name.
+
+    Example:
+        >>> name_of_node(ir.Node("", "MatMul", [], name="/model/lm_head/MatMul"))
+        'model.lm_head'
+    """
+    return genai.layer_of_node((node.name or "").strip("/").replace("/", "."))
+
+
+def matches(pattern: str, names: Iterable[str]) -> bool:
+    """Return whether a pattern matches one of a layer's names.
+
+    Example:
+        >>> [matches(pattern, ["a.b.q_proj"]) for pattern in ("*.{q,v}_proj", "q_proj", "proj", "a.*.k_proj")]
+        [True, True, False, False]
+    """
+    found = tuple(names)
+    ends = tuple(f".{one}" for one in alternatives(pattern))
+    return matches_glob(pattern, *found) or any(name.endswith(ends) for name in found)

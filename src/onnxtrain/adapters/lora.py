@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter, Array, Entry, concatenated
-from onnxtrain.adapters.attached import Attached, Slot
-from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms
-from onnxtrain.adapters.files import read_adapter, unfolded
-from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
+from onnxtrain.adapters.adapter import A, Adapter, Array, B, Entry, concatenated
+from onnxtrain.adapters.base_model import BaseModel, chosen_layers
+from onnxtrain.adapters.checkpoint import Architecture
+from onnxtrain.adapters.emit import Dropout, Emitter, Pair, add_tensor, column_norms
+from onnxtrain.adapters.files import SUFFIX, is_adapter_path, unfolded
 from onnxtrain.adapters.initial import INITS, Init, Residuals, principal_entry, random_entry
 from onnxtrain.adapters.layers import (
     AUTO,
     Layer,
-    LayerPart,
-    Part,
+    Target,
     choose_layers,
     find_layers,
     main_output,
+    matches,
     refuse_magnitudes,
 )
-from onnxtrain.adapters.manifest import check_base
-from onnxtrain.adapters.merging import is_quantized
-from onnxtrain.adapters.names import matches
+from onnxtrain.adapters.merging import check_mergeable, is_quantized, merged_weights
 from onnxtrain.adapters.values import norms
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.operands import Value
 from onnxtrain.graph.patterns import no_match
-from onnxtrain.graph.value import Value
 from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.large_data import MadeArrays
 from onnxtrain.parameters.readers import is_statistic, read_through_identity
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import seed_of_node
@@ -47,6 +46,127 @@ _RANK = 8
 
 _APART = 1 << 20
 """Offset of the dropout seeds of adapters, beyond the seeds of the model's own layers."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One adapter in a graph."""
+
+    target: Target
+    scale: float
+    alias: str
+    magnitude: bool
+    start: Entry | None = field(default=None, compare=False)
+
+    @property
+    def a(self) -> str:
+        """The name of A."""
+        return self.target.name + A
+
+    @property
+    def b(self) -> str:
+        """The name of B."""
+        return self.target.name + B
+
+    @property
+    def m(self) -> str:
+        """The name of the magnitudes."""
+        return f"{self.target.name}.lora_magnitude_vector"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all its tensors."""
+        return [self.a, self.b, *([self.m] if self.magnitude else [])]
+
+    def entry(self, values: Mapping[str, np.ndarray]) -> Entry:
+        """Return the adapter with its current values; what is subtracted becomes further columns of A and rows of B."""
+        m = np.array(values[self.m]) if self.magnitude else None
+        a, b = np.array(values[self.a]), np.array(values[self.b])
+        entry = Entry(a, b, self.scale, m, embedding=self.target.layer.is_embedding, alias=self.alias)
+        return entry if self.start is None else concatenated([(entry, 1.0), (self.start, -1.0)], self.scale)
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The adapters of a working copy."""
+
+    slots: tuple[Slot, ...]
+    settings: Adapter
+    resumed: tuple[str, ...] = ()
+    lr_ratio: float = 1.0
+
+    @property
+    def initial(self) -> dict[str, np.ndarray]:
+        """Values of the file's initializers that differ from the file."""
+        return dict(self.settings.tensors)
+
+    @property
+    def weights(self) -> Sequence[str]:
+        """Names of the weights that have adapters."""
+        return [str(slot.target.layer.weight.name) for slot in self.slots]
+
+    @property
+    def parameters(self) -> Sequence[str]:
+        """The names of A, B and magnitudes."""
+        return [name for slot in self.slots for name in slot.names]
+
+    @property
+    def rate_scales(self) -> Mapping[str, float]:
+        """Multipliers of the learning rate by name; embeddings have none."""
+        slots = [slot for slot in self.slots if not slot.target.layer.is_embedding and self.lr_ratio != 1]
+        return {name: float(self.lr_ratio) for slot in slots for name in slot.names if name != slot.a}
+
+    def adapter(self, values: Mapping[str, np.ndarray]) -> Adapter:
+        """Return the adapters with their current values."""
+        entries = {slot.target.name: slot.entry(values) for slot in self.slots}
+        full = {name: array for name, array in values.items() if name not in self.parameters}
+        return replace(self.settings, entries=entries, base=None, tensors={**self.initial, **full})
+
+    def writes(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path names an adapter: an ``.onnx_adapter`` file or a folder."""
+        return is_adapter_path(Path(path))
+
+    def check_writes(self, path: str | os.PathLike[str], file: ModelFile, trained: Iterable[str]) -> None:
+        """Raise ModelError for a PEFT folder that cannot hold the tensors that are trained in full."""
+        names = {*self.initial, *trained}.difference(self.parameters)
+        if Path(path).suffix != SUFFIX:
+            tensors = {name: file.value(name) for name in names}
+            checkpoint = self.settings.checkpoint.completed(file.folder, None)
+            BaseModel.of(file).in_modules(replace(self.settings, tensors=tensors), str(path), checkpoint)
+
+    def hints(self, file: ModelFile, trained: Iterable[str]) -> list[str]:
+        """Say what a PEFT folder cannot hold, for a model of onnxruntime-genai's builder."""
+        checkpoint = self.settings.checkpoint.completed(file.folder, None)
+        architecture = Architecture.of(file.names(), file.folder, checkpoint)
+        full = {*self.initial, *trained}.difference(self.parameters)
+        if not architecture.built or (architecture.known and not full):
+            return []
+        try:
+            self.check_writes("a PEFT folder", file, trained)
+        except ModelError as error:
+            return [str(error)]
+        return []
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        file: ModelFile,
+        values: Mapping[str, np.ndarray],
+        base_model: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Write an ``.onnx_adapter`` file, in the element types of the model's layers, or a PEFT folder."""
+        targets = [slot.target for slot in self.slots]
+        BaseModel.of(file).write(Path(path), self.adapter(values), targets, base_model)
+
+    def check_mergeable(self) -> None:
+        """Raise OptionError for an adapter that cannot be merged into its weight."""
+        for slot in self.slots:
+            check_mergeable(slot.target.layer, requantize=False)
+
+    def merged(self, file: ModelFile, values: Mapping[str, np.ndarray]) -> MadeArrays:
+        """Return the weights with the adapters merged into them."""
+        entries = self.adapter({name: values[name] for name in self.parameters}).entries
+        return merged_weights([(slot.target, entries[slot.target.name]) for slot in self.slots])
 
 
 @checks_arguments
@@ -156,10 +276,10 @@ class Lora(Adaptation):
         return self.dropout > 0
 
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Attached:
-        """Add adapters to a working copy; see :class:`~onnxtrain.training.working_copy.adaptation.Adaptation`."""
+        """Add adapters to the main graph of a working copy, in place."""
         graph = model.graph
         layers = find_layers(model)
-        given = self._given(graph, layers, file)
+        given = self._given(BaseModel(file, graph, layers))
         if given is None:
             chosen = choose_layers(layers, self.targets, main_output(graph, output))
         else:
@@ -177,9 +297,9 @@ class Lora(Adaptation):
         for index, layer in enumerate(chosen):
             op = emitter.builder(layer)
             pairs = []
-            for part in layer.parts or (None,):
-                entry, start = self._first(layer, part, entries, residuals, random)
-                slot, pair = _slot(op, layer, part, entry, start)
+            for target in layer.targets:
+                entry, start = self._first(target, entries, residuals, random)
+                slot, pair = _slot(op, target, entry, start)
                 slots.append(slot)
                 pairs.append(pair)
             dropout = Dropout(self.dropout, seed_of_node(seed, _APART + index)) if training and self.drops else None
@@ -209,16 +329,16 @@ class Lora(Adaptation):
 
     def _check_patterns(self, chosen: Sequence[Layer]) -> None:
         """Check that each pattern of ranks and alphas matches an adapted layer."""
-        names = [_names(layer, part) for layer in chosen for part in layer.parts or (None,)]
+        names = [target.names for layer in chosen for target in layer.targets]
         for option in ("rank_pattern", "alpha_pattern"):
             for pattern in getattr(self, option):
                 if not any(matches(pattern, own) for own in names):
                     first = [own[0] for own in names]
                     raise OptionError(no_match(f"lora_{option}", pattern, "layer that gets an adapter", first))
 
-    def _own(self, layer: Layer, part: Part | None) -> Lora:
-        """Return these settings with the rank and alpha of a layer."""
-        names = _names(layer, part)
+    def _own(self, target: Target) -> Lora:
+        """Return these settings with the rank and alpha of a target."""
+        names = target.names
         rank = next((rank for one, rank in self.rank_pattern.items() if matches(one, names)), self.rank)
         alpha = next((alpha for one, alpha in self.alpha_pattern.items() if matches(one, names)), self.alpha)
         return self if (rank, alpha) == (self.rank, self.alpha) else replace(self, rank=rank, alpha=alpha)
@@ -231,51 +351,42 @@ class Lora(Adaptation):
             ).about("init", got="loftq")
         return Residuals(original)
 
-    def _given(
-        self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile
-    ) -> tuple[Adapter, list[LayerPart]] | None:
+    def _given(self, base: BaseModel) -> tuple[Adapter, list[Target]] | None:
         """Read the adapter to start from, and match it to the layers."""
         if self.adapter is None:
             return None
-        adapter, layer_parts = fit(read_adapter(self.adapter), graph, layers, str(self.adapter), file.folder)
-        check_base(adapter.base, file, [layer for layer, _ in layer_parts], str(self.adapter))
+        adapter, targets = base.read(self.adapter)
         ranks = {entry.rank for entry in adapter.entries.values()}
         if self.rank not in (_RANK, *ranks) and not adapter.folded:  # there it is the scale of the adapter
             raise OptionError(
                 f"rank of Lora is {self.rank}, but the adapter {str(self.adapter)!r} has rank "
                 f"{' and '.join(map(str, sorted(ranks)))}, which continues; leave rank out."
             )
-        return unfolded(adapter, self.scale), layer_parts
+        return unfolded(adapter, self.scale), targets
 
     def _first(
         self,
-        layer: Layer,
-        part: Part | None,
+        target: Target,
         given: Mapping[str, Entry],
         residuals: Residuals | None,
         random: np.random.Generator,
     ) -> tuple[Entry, Entry | None]:
         """Return the initial values of a layer's adapter, and the adapter that is subtracted, if any."""
-        entry, start, own = given.get(name_of(layer, part)), None, self._own(layer, part)
+        entry, start, own = given.get(target.name), None, self._own(target)
         if entry is None and self.init == "pissa":
-            entry = start = principal_entry(layer, part, own.rank, own.scale)
+            entry = start = principal_entry(target, own.rank, own.scale)
         if entry is None and residuals is not None:
-            entry = residuals.entry(layer, part, own.rank, own.scale)
+            entry = residuals.entry(target, own.rank, own.scale)
         if entry is None:
-            entry = random_entry(layer, part, own.rank, own.scale, self.init, random)
+            entry = random_entry(target, own.rank, own.scale, self.init, random)
         if self.dora and entry.magnitude is None:
             first = None if start is not None else entry
-            entry = replace(entry, magnitude=norms(layer, first, part).astype(entry.a.dtype))
+            entry = replace(entry, magnitude=norms(target, first).astype(entry.a.dtype))
         return entry, start
 
 
 def _of(option: str, pattern: str) -> str:
     return f"{option} of Lora" + (f" for {pattern!r}" if pattern else "")
-
-
-def _names(layer: Layer, part: Part | None) -> tuple[str, ...]:
-    """Return the names of a layer or of a part of it; those of the whole layer also match a part."""
-    return layer.names if part is None else (part.name, *layer.names)
 
 
 def _in_types_of(file: ModelFile, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -315,36 +426,25 @@ def _check_tied(graph: ir.Graph, initializers: Collection[str], adapter: Adapter
             ).about(name, got=original)
 
 
-def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry, start: Entry | None) -> tuple[Slot, Pair]:
+def _slot(op: Builder, target: Target, entry: Entry, start: Entry | None) -> tuple[Slot, Pair]:
     """Add the parameters of a layer's adapter to the graph; ``start`` is subtracted as a constant."""
-    slot = Slot(layer, part, entry.scale, entry.alias, magnitude=entry.magnitude is not None, start=start)
+    layer = target.layer
+    slot = Slot(target, entry.scale, entry.alias, magnitude=entry.magnitude is not None, start=start)
     a, b = _parameter(op, slot.a, entry.a), _parameter(op, slot.b, entry.b)
     if start is not None:
         both = concatenated([(entry, 1.0), (start, -1.0)], entry.scale)
         a = op.Concat(a, op.constant(start.a), axis=0 if layer.is_convolution else 1).with_shape(both.a.shape)
         b = op.Concat(b, op.constant(-start.b), axis=1 if layer.is_convolution else 0).with_shape(both.b.shape)
-    pair = Pair(a, b, entry.scale, part)
+    pair = Pair(a, b, entry.scale, target.part)
     if entry.magnitude is not None:
-        squares = op.constant(norms(layer, None, part) ** 2, a.dtype)
+        squares = op.constant(norms(target) ** 2, a.dtype)
         gain = _parameter(op, slot.m, entry.magnitude) / column_norms(op, layer, pair, squares)
-        pair = replace(pair, gain=gain.with_shape((layer.outputs if part is None else part.size,)))
+        pair = replace(pair, gain=gain.with_shape((target.outputs,)))
     return slot, pair
 
 
-def _parameter(op: Builder, name: str, array: npt.NDArray[np.generic]) -> Value:
-    """Add an initializer to the main graph."""
-    graph = op.graph
-    if name in graph.initializers or any(value.name == name for value in graph.inputs):
-        raise OptionError(
-            f"The model has a tensor {name!r} already, so that it has adapters, or slots for them; give the model "
-            "without."
-        ).about(name)
-    tensor = ir.tensor(np.ascontiguousarray(array), name=name)
-    value = ir.Value(
-        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-    )
-    graph.register_initializer(value)
-    return op.wrap(value)
+def _parameter(op: Builder, name: str, array: Array) -> Value:
+    return add_tensor(op, name, array, "adapters, or slots for them; give the model without")
 
 
 def _is_number(given: object) -> bool:

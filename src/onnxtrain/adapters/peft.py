@@ -11,14 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.adapters.adapter import Adapter, Array, Entry, integral
+from onnxtrain.adapters.adapter import (
+    A,
+    Adapter,
+    Array,
+    B,
+    Entry,
+    check_float,
+    checked,
+    flag_in,
+    integral,
+    mapping_in,
+    number_in,
+    rank_in,
+    text_in,
+)
 from onnxtrain.adapters.checkpoint import Checkpoint
-from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in, text_in
 from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.errors._internal import ignored_warnings
 from onnxtrain.model_file.small_files import read_json
-from onnxtrain.model_file.writing import AtomicFiles
+from onnxtrain.model_file.writing import write_files
 
 CONFIG, WEIGHTS, MANIFEST = "adapter_config.json", "adapter_model.safetensors", "onnxtrain.json"
 COUNTER = "num_batches_tracked"
@@ -30,8 +43,8 @@ WRAPPED = ".base_layer"
 _PREFIX = "base_model.model."
 _BASE_MODEL, _TASK = "base_model_name_or_path", "task_type"
 _ENDS = {
-    ".lora_A.weight": "a",
-    ".lora_B.weight": "b",
+    A: "a",
+    B: "b",
     ".lora_embedding_A": "embedding_a",
     ".lora_embedding_B": "embedding_b",
     ".lora_magnitude_vector": "magnitude",
@@ -44,7 +57,6 @@ _MUTATING = ("pissa", "olora", "corda", "lora_ga")
 _NESTED = re.compile(r"\)\s*[*+{]")
 """Regular expressions that repeat a group, which may contain a repetition."""
 
-_LINEAR_ENDS = (".lora_A.weight", ".lora_B.weight")
 _EMBEDDING_ENDS = (".lora_embedding_A", ".lora_embedding_B")
 
 
@@ -62,8 +74,7 @@ def read_folder(folder: Path) -> Adapter:
             raise ModelError(
                 f"{str(folder)!r} has a tensor {name!r}, which is no matrix of a low-rank adapter; train it without."
             ).about(str(folder), got=name)
-        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-            raise ModelError(f"{str(folder)!r} has {name!r} in the type {array.dtype}; it needs floating point.")
+        check_float(array, repr(name), str(folder))
         if end is None:
             full[name.removeprefix(_PREFIX)] = np.array(array)
             continue
@@ -104,7 +115,7 @@ def _config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ModelError(f"{str(folder)!r} has no {CONFIG}, so it is not an adapter that PEFT saved.") from None
     except (ValueError, OSError) as error:
-        raise ModelError(f"{str(path)!r} cannot be read: {_reason(error)}.") from error
+        raise ModelError(f"{str(path)!r} cannot be read: {reason_of(error)}.") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
         raise ModelError(f"{str(path)!r} has 'peft_type' = {kind!r}; it needs 'LORA'.")
@@ -138,14 +149,15 @@ def _manifest(folder: Path) -> tuple[Mapping[str, Any] | None, tuple[str, ...] |
         return None, None
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{str(path)!r} cannot be read: {_reason(error)}; remove it to read the adapter without its manifest."
+            f"{str(path)!r} cannot be read: {reason_of(error)}; remove it to read the adapter without its manifest."
         ) from error
     base, names = (found.get("base"), found.get("tensors")) if isinstance(found, dict) else (found, None)
     trained = tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
     return None if base is None else mapping_in(base, "base", str(path)), trained
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return why a file cannot be read."""
     return str((isinstance(error, OSError) and error.strerror) or error)
 
 
@@ -189,9 +201,9 @@ def write_folder(folder: Path, adapter: Adapter, full: Mapping[str, Array]) -> N
     for name, entry in adapter.entries.items():
         layer = _PREFIX + (entry.alias or name)
         if entry.is_convolution:
-            tensors[f"{layer}.lora_A.weight"], tensors[f"{layer}.lora_B.weight"] = entry.a, entry.b
+            tensors[layer + A], tensors[layer + B] = entry.a, entry.b
         else:
-            ends = _EMBEDDING_ENDS if entry.embedding else _LINEAR_ENDS
+            ends = _EMBEDDING_ENDS if entry.embedding else (A, B)
             for end, array in zip(ends, (entry.a, entry.b), strict=True):
                 tensors[layer + end] = np.ascontiguousarray(array.T)
         if entry.magnitude is not None:
@@ -200,14 +212,13 @@ def write_folder(folder: Path, adapter: Adapter, full: Mapping[str, Array]) -> N
             tensors[f"{layer}.lora_magnitude_vector"] = entry.magnitude.reshape(shape)
     tensors |= {_PREFIX + name: array for name, array in full.items()}
     content = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    with AtomicFiles() as files:
-        for name, data in (
-            (WEIGHTS, save(content, {"format": "pt"})),
-            (CONFIG, _json(_config_of(adapter, full))),
-            (MANIFEST, _json({"base": adapter.base, "tensors": sorted(adapter.tensors)})),
-        ):
-            with files.create(folder / name) as file:
-                file.write(data)
+    write_files(
+        {
+            folder / WEIGHTS: save(content, {"format": "pt"}),
+            folder / CONFIG: _json(_config_of(adapter, full)),
+            folder / MANIFEST: _json({"base": adapter.base, "tensors": sorted(adapter.tensors)}),
+        }
+    )
 
 
 def _config_of(adapter: Adapter, full: Iterable[str]) -> dict[str, Any]:

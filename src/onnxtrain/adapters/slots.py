@@ -10,18 +10,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter
-from onnxtrain.adapters.emit import Emitter, Pair
-from onnxtrain.adapters.files import GAIN, A, B, read_adapter
-from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
-from onnxtrain.adapters.layers import AUTO, Layer, LayerPart, Part, choose_layers, main_output, refuse_magnitudes
-from onnxtrain.adapters.manifest import check_base
-from onnxtrain.adapters.rewriting import rewritten
+from onnxtrain.adapters.adapter import GAIN, A, Adapter, B
+from onnxtrain.adapters.base_model import BaseModel, chosen_layers
+from onnxtrain.adapters.emit import Emitter, Pair, add_tensor, rewritten
+from onnxtrain.adapters.files import read_adapter
+from onnxtrain.adapters.layers import AUTO, Layer, Target, choose_layers, main_output, refuse_magnitudes
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.value import Value
+from onnxtrain.graph.operands import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 
@@ -84,16 +82,16 @@ def add_slots(
             chosen = choose_layers(layers, targets, main_output(graph))
             magnitudes = {layer.name for layer in chosen} if dora else set()
         else:
-            chosen, magnitudes = _layers_of(given, file, graph, layers)
+            chosen, magnitudes = _layers_of(given, BaseModel(file, graph, layers))
         refuse_magnitudes([layer for layer in chosen if layer.name in magnitudes])
         emitter = Emitter(graph, graph.opset_imports[""])
         for layer_index, layer in enumerate(chosen):
             op = emitter.builder(layer)
             pairs = []
-            for part_index, part in enumerate(layer.parts or (None,)):
-                name, rank = name_of(layer, part), f"{RANK}_{layer_index}_{part_index}"
-                pairs.append(_slot(op, layer, part, name, rank, dora=layer.name in magnitudes))
-                names.append(name)
+            for part_index, target in enumerate(layer.targets):
+                rank = f"{RANK}_{layer_index}_{part_index}"
+                pairs.append(_slot(op, target, rank, dora=layer.name in magnitudes))
+                names.append(target.name)
             emitter.add(op, layer, pairs)
 
     rewritten(file, edit).save(output, {})
@@ -101,22 +99,20 @@ def add_slots(
     return names
 
 
-def _layers_of(
-    paths: Sequence[AdapterPath], file: ModelFile, graph: ir.Graph, layers: Sequence[Layer]
-) -> tuple[list[Layer], set[str]]:
+def _layers_of(paths: Sequence[AdapterPath], base: BaseModel) -> tuple[list[Layer], set[str]]:
     """Return the layers that adapters are of, and the names of those with magnitudes."""
-    found: dict[str, LayerPart] = {}
+    found: dict[str, Target] = {}
     full: dict[str, None] = {}
     magnitudes = set[str]()
+    graph = base.graph
     for path in paths:
-        fitted, layer_parts = fit(_checked(read_adapter(path), graph, str(path)), graph, layers, str(path), file.folder)
-        check_base(fitted.base, file, [layer for layer, _ in layer_parts], str(path))
-        for (layer, part), entry in zip(layer_parts, fitted.entries.values(), strict=True):
-            found[name_of(layer, part)] = layer, part
+        fitted, targets = base.fit(_checked(read_adapter(path), graph, str(path)), str(path))
+        for target, entry in zip(targets, fitted.entries.values(), strict=True):
+            found[target.name] = target
             if entry.magnitude is not None:
-                magnitudes.add(layer.name)
+                magnitudes.add(target.layer.name)
         full |= dict.fromkeys(fitted.tensors)
-    chosen = chosen_layers(layers, list(found.values()), ", ".join(map(str, paths)))
+    chosen = chosen_layers(base.layers, list(found.values()), ", ".join(map(str, paths)))
     for name in full:
         if graph.initializers[name] not in graph.inputs:
             graph.inputs.append(graph.initializers[name])
@@ -134,9 +130,10 @@ def _checked(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:
     return adapter
 
 
-def _slot(op: Builder, layer: Layer, part: Part | None, name: str, rank: str, *, dora: bool) -> Pair:
+def _slot(op: Builder, target: Target, rank: str, *, dora: bool) -> Pair:
     """Add the inputs of a layer's adapter."""
-    dtype, outputs = layer.y.dtype or ir.DataType.FLOAT, layer.outputs if part is None else part.size
+    layer, name, outputs = target.layer, target.name, target.outputs
+    dtype = layer.y.dtype or ir.DataType.FLOAT
     ones = (1,) * len(layer.window)
     if layer.is_convolution:
         a = _input(op, name + A, (rank, layer.inputs, *layer.window), dtype)
@@ -144,19 +141,12 @@ def _slot(op: Builder, layer: Layer, part: Part | None, name: str, rank: str, *,
     else:
         a = _input(op, name + A, (layer.inputs, rank), dtype)
         b = _input(op, name + B, (rank, outputs), dtype)
-    return Pair(a, b, 1.0, part, _input(op, name + GAIN, (outputs,), dtype) if dora else None)
+    return Pair(a, b, 1.0, target.part, _input(op, name + GAIN, (outputs,), dtype) if dora else None)
 
 
 def _input(op: Builder, name: str, shape: tuple[int | str, ...], dtype: ir.DataType) -> Value:
     """Add an optional input; its default is empty if an axis is symbolic, and ones otherwise."""
-    graph = op.graph
-    if name in graph.initializers or any(value.name == name for value in graph.inputs):
-        raise OptionError(
-            f"The model has a tensor {name!r} already, so that it has slots; give the model without."
-        ).about(name)
     sizes = [size if isinstance(size, int) else 0 for size in shape]
-    tensor = ir.tensor(np.ones(sizes, dtype.numpy()), dtype=dtype, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=tensor)
-    graph.inputs.append(value)
-    graph.register_initializer(value)
-    return op.wrap(value)
+    value = add_tensor(op, name, np.ones(sizes, dtype.numpy()), "slots; give the model without").with_shape(shape)
+    op.graph.inputs.append(value.ir)
+    return value

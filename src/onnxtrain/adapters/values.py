@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Array, Entry
-from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.adapters.layers import Layer, Target
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.layers import reads_transposed
 
@@ -23,9 +23,7 @@ def matrix(layer: Layer) -> Array:
         raise OptionError(
             f"The weight of {layer.name!r} is quantized together with what it multiplies ({layer.kind})."
         ).about(layer.name, got=layer.kind)
-    value = layer.node.inputs[0 if layer.is_embedding else 1]
-    assert value is not None
-    found = evaluate(value)
+    found = evaluate(layer.views[0])
     return found.T if reads_transposed(layer.node) else found
 
 
@@ -33,30 +31,17 @@ LEAST_NORM: Final = 1e-12
 """The norm of a column of zeros; its square is a normal number in float32."""
 
 
-def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
-    """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given."""
-    weight = columns_of(layer, part, matrix(layer)).astype(np.float64)
+def norms(target: Target, entry: Entry | None = None) -> Array:
+    """Compute the column norms of a target's weight [outputs] in float64, with an adapter added if one is given."""
+    weight = target.of_weight(matrix(target.layer)).astype(np.float64)
     if entry is not None:
         weight = weight + entry.delta()
-    flat = weight.reshape(len(weight), -1).T if layer.is_convolution else weight
+    flat = weight.reshape(len(weight), -1).T if target.layer.is_convolution else weight
     return np.asarray(np.maximum(np.sqrt(np.einsum("ij,ij->j", flat, flat)), LEAST_NORM))
 
 
-def columns_of(layer: Layer, part: Part | None, weight: Array) -> Array:
-    """Return a view of the outputs that belong to a part of a layer's dense weight, or the whole weight."""
-    if part is None:
-        return weight
-    outputs = slice(part.start, part.start + part.size)
-    return weight[outputs] if layer.is_convolution else weight[:, outputs]
-
-
 def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
-    """Evaluate a view of an initializer in float32 or wider.
-
-    Args:
-        value: The view.
-        initializer: Replaces the initializer's value.
-    """
+    """Evaluate a view of an initializer in float32 or wider; ``initializer`` replaces the initializer's value."""
     node = value.producer()
     if node is None:
         assert value.const_value is not None
@@ -68,7 +53,7 @@ def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
     assert first is not None
     array = evaluate(first, initializer)
     if node.op_type == "Transpose":
-        return array.transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
+        return array.transpose(node.attributes.get_ints("perm"))
     return dequantized(node, array) if node.op_type == "DequantizeLinear" else array
 
 
@@ -85,13 +70,17 @@ def spread(node: ir.Node, input_index: int, array: Array) -> Array | None:
     if value is None:
         return None
     given = evaluate(value).astype(np.float32)
-    axis = (node.attributes["axis"].as_int() if "axis" in node.attributes else 1) % max(array.ndim, 1)
-    block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
+    axis, block = axis_and_block(node, array.ndim)
     if block:
         return np.repeat(given, block, axis=axis)[tuple(slice(size) for size in array.shape)]
     if given.size == 1:
         return given.reshape(())
     return given.reshape([-1 if index == axis else 1 for index in range(array.ndim)])
+
+
+def axis_and_block(node: ir.Node, rank: int) -> tuple[int, int]:
+    """Return the axis of the scales of a DequantizeLinear node, and the size of a block along it, 0 without blocks."""
+    return node.attributes.get_int("axis", 1) % max(rank, 1), node.attributes.get_int("block_size", 0)
 
 
 def of_bits(node: ir.Node) -> Array:
@@ -108,8 +97,8 @@ def of_bits(node: ir.Node) -> Array:
 
 def bit_sizes(node: ir.Node) -> tuple[int, int, int, int]:
     """Return the inputs, outputs, block size and bits of a MatMulNBits node."""
-    bits = node.attributes["bits"].as_int() if "bits" in node.attributes else 4
-    return *(node.attributes[name].as_int() for name in ("K", "N", "block_size")), bits  # type: ignore[return-value]
+    rows, columns, block = (node.attributes[name].as_int() for name in ("K", "N", "block_size"))
+    return rows, columns, block, node.attributes.get_int("bits", 4)
 
 
 def bit_scales(node: ir.Node) -> tuple[Array, Array]:

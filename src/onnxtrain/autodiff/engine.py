@@ -14,10 +14,9 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import expand_functions
-from onnxtrain.autodiff.indices import kind_at, kinds_of, reads_index
 from onnxtrain.autodiff.missing import missing_rules_message
 from onnxtrain.autodiff.node import Node, Seeds, describe, too_large
-from onnxtrain.autodiff.path import Forward, Route, is_number
+from onnxtrain.autodiff.path import Forward, Route, is_number, kind_at, kinds_of, reads_index
 from onnxtrain.errors import GradientError, OnnxTrainError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import captured_values

@@ -5,7 +5,7 @@ Functions are model-local ones, those that ONNX defines, and registered bodies o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import onnx
@@ -133,18 +133,17 @@ def _standard_body(node: ir.Node, opsets: Mapping[str, int]) -> ir.Function | No
         schema: Any = defs.get_schema(node.op_type, version, node.domain)
     except defs.SchemaError:
         return None
-    if schema.has_function:
-        versions = [v for v in schema.function_opset_versions if v <= version]
-        if versions:
-            body: bytes = schema.get_function_with_opset_version(max(versions))
-            return _deserialize(body, node, opsets)
-    if schema.has_context_dependent_function:
-        versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
-        if versions:
-            types = [_type_bytes(value) for value in node.inputs]
-            proto = ir.serde.serialize_node(node).SerializeToString()
-            body = schema.get_context_dependent_function_with_opset_version(max(versions), proto, types)
-            return _deserialize(body, node, opsets) if body else None
+
+    def newest(versions: Iterable[int]) -> int:
+        return max((v for v in versions if v <= version), default=0)
+
+    if schema.has_function and (found := newest(schema.function_opset_versions)):
+        return _deserialize(schema.get_function_with_opset_version(found), node, opsets)
+    if schema.has_context_dependent_function and (found := newest(schema.context_dependent_function_opset_versions)):
+        types = [_type_bytes(value) for value in node.inputs]
+        proto = ir.serde.serialize_node(node).SerializeToString()
+        body = schema.get_context_dependent_function_with_opset_version(found, proto, types)
+        return _deserialize(body, node, opsets) if body else None
     return None
 
 
@@ -183,28 +182,23 @@ def _trim_outputs(proto: onnx.FunctionProto) -> None:
 def _upgrade(proto: onnx.FunctionProto, version: int) -> None:
     """Bring a body that is written for an older opset to the graph's, if any of its operators changed."""
     own = {entry.domain: entry.version for entry in proto.opset_import}.get("", version)
-    if own >= version:
+    operators = {node.op_type for node in proto.node if is_default_domain(node.domain)}
+    if own >= version or all(_since(operator, own) == _since(operator, version) for operator in operators):
         return
-    changed = False
-    for node in proto.node:
-        if is_default_domain(node.domain):
-            before = defs.get_schema(node.op_type, own, "").since_version
-            changed = changed or defs.get_schema(node.op_type, version, "").since_version != before
-    if changed:
-        graph = onnx.helper.make_graph(
-            list(proto.node),
-            "body",
-            [onnx.helper.make_empty_tensor_value_info(name) for name in proto.input],
-            [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output],
-        )
-        imports = [onnx.helper.make_opsetid("", own)]
-        model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
-        try:
-            converted = version_converter.convert_version(model, version)
-        except (RuntimeError, version_converter.ConvertError):
-            return  # reference attributes are beyond the converter; the operators differ in types only
-        del proto.node[:]
-        proto.node.extend(converted.graph.node)
+    inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (proto.input, proto.output))
+    graph = onnx.GraphProto(name="body", node=proto.node, input=inputs, output=outputs)
+    model = onnx.ModelProto(graph=graph, opset_import=[onnx.helper.make_opsetid("", own)], ir_version=10)
+    try:
+        converted = version_converter.convert_version(model, version)
+    except (RuntimeError, version_converter.ConvertError):
+        return  # reference attributes are beyond the converter; the operators differ in types only
+    del proto.node[:]
+    proto.node.extend(converted.graph.node)
+
+
+def _since(operator: str, version: int) -> int:
+    """The opset in which a standard operator got the form that it has at a version."""
+    return int(defs.get_schema(operator, version, "").since_version)
 
 
 def expand(
@@ -239,8 +233,7 @@ def expand(
             infer_outputs(identity)
             new.append(identity)
             result = identity.outputs[0]
-        _replace_output(old, result)
-        renamed[old] = result
+        _replace_output(old, result, renamed)
     graph.remove(node, safe=True)
     return new
 
@@ -258,9 +251,8 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
     for old, result in zip(node.outputs, results, strict=False):
         if result is None:
             continue
-        named = op.Identity(result).ir  # a value of its own: the body may pass an input through
-        _replace_output(old, named)
-        renamed[old] = named
+        # A value of its own: the body may pass an input through.
+        _replace_output(old, op.Identity(result).ir, renamed)
     graph.remove(node, safe=True)
     return op.emitted
 
@@ -275,8 +267,8 @@ def _prefix(node: ir.Node) -> str:
     return f"{node.name or node.op_type}/{given}"
 
 
-def _replace_output(old: ir.Value, new: ir.Value) -> None:
-    name = old.name
+def _replace_output(old: ir.Value, new: ir.Value, renamed: dict[ir.Value, ir.Value]) -> None:
+    renamed[old], name = new, old.name
     new.type = new.type if old.type is None else old.type
     new.shape = new.shape if old.shape is None else old.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)

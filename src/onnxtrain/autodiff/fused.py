@@ -37,15 +37,15 @@ _operators: dict[tuple[str, str], FusedOperator] = {}
 
 
 def register_fused(
-    name: str, *, domain: str = ONNXTRAIN_DOMAIN, has_kernel: Callable[[ir.Node], bool] | None = lambda node: True
+    *names: str, domain: str = ONNXTRAIN_DOMAIN, has_kernel: Callable[[ir.Node], bool] | None = lambda node: True
 ) -> Callable[[Body], Body]:
-    """Register the body of an operator that also has a native kernel.
+    """Register the body of operators that also have a native kernel.
 
     The body gets the node and returns its outputs, as with ``register_body``. The second derivative goes through it
     unless a rule is registered for the operator.
     """
-    _operators[domain, name] = FusedOperator(name, domain, has_kernel)
-    return register_body(name, domain=domain)
+    _operators.update({(domain, name): FusedOperator(name, domain, has_kernel) for name in names})
+    return register_body(*names, domain=domain)
 
 
 def fused_operators() -> list[FusedOperator]:
@@ -56,15 +56,7 @@ def fused_operators() -> list[FusedOperator]:
 def emit(
     op: Builder, name: str, *inputs: Value | None, like: Sequence[Value | None], **attributes: Any
 ) -> tuple[Value, ...]:
-    """Emit one node of the domain ``onnxtrain``.
-
-    Args:
-        op: The builder of the rule's node.
-        name: The operator.
-        *inputs: Its inputs.
-        like: For each output, a value of the same type and shape.
-        **attributes: Its attributes.
-    """
+    """Emit one node of the domain ``onnxtrain``; ``like`` has a value of the type and shape of each output."""
     op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
     outputs = op.several(name, *inputs, outputs=len(like), domain=ONNXTRAIN_DOMAIN, **attributes)
     for output, source in zip(outputs, like, strict=True):

@@ -105,6 +105,10 @@ class Node:
             return np.asarray(value.numpy())
         return list(value) if isinstance(value, (tuple, list)) else value
 
+    def attributes(self, *names: str) -> dict[str, Any]:
+        """The attributes of these names, all by default; ``None`` for one that the node lacks."""
+        return {name: self.attribute(name) for name in names or self.ir.attributes}
+
     def wants(self, value: Value | None) -> bool:
         """Return whether the gradient of an input or captured value is needed.
 

@@ -110,9 +110,10 @@ def no_gradient(*operators: str, domain: str = "", reason: str) -> None:
         _rules.add(Entry(operator, canonical(domain), 1, NEWEST, False, None, reason))
 
 
-def only_straight_through(operator: str, *, domain: str = "", quantized: tuple[int, ...], reason: str) -> None:
-    """List an operator on quantized values, which passes gradients with the straight-through option only."""
-    _rules.add(Entry(operator, canonical(domain), 1, NEWEST, False, None, reason, quantized=quantized))
+def only_straight_through(operator: str, *quantized: int) -> None:
+    """List an operator on quantized inputs, which passes gradients with the straight-through option only."""
+    reason = "it computes with quantized integers"
+    _rules.add(Entry(operator, "", 1, NEWEST, False, None, reason, quantized=quantized))
 
 
 @checks_arguments

@@ -22,7 +22,7 @@ from onnxtrain.graph.passes import remove_dead_nodes
 
 
 class Carried(NamedTuple):
-    """A state that only the backward Loop has: its initial value, and its values before and after a step."""
+    """A state of the backward Scan or Loop: its initial value, and its values before and after a step."""
 
     initial: Value
     inner: Value

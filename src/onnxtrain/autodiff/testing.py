@@ -16,6 +16,7 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.evaluator import evaluator
 from onnxtrain.errors import GradientError
 from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
@@ -108,8 +109,8 @@ def check_gradient(
     written = _in_standard_operators(subject)
     outputs = _reference(written, feeds)
     projections = {k: rng.normal(size=y.shape).astype(y.dtype) for k, y in outputs.items() if y.dtype == dtype}
-    fused = projected_gradient(subject, names, projections, shapes, feeds, kernels=True)
-    built = projected_gradient(subject, names, projections, shapes, feeds) if _has_fused(fused) else fused
+    fused = projected_gradient(subject, names, projections, shapes, kernels=True)
+    built = projected_gradient(subject, names, projections, shapes) if _has_fused(fused) else fused
     evaluated = _reference(built, feeds)
     _check_forward(evaluated, outputs, 1e-6 if precision == "double" else 1e-4)
     worst = 0.0
@@ -237,41 +238,29 @@ def projected_gradient(
     names: Sequence[str],
     projections: Arrays,
     shapes: Literal["static", "dynamic", "unknown"] = "static",
-    feeds: Arrays | None = None,
     *,
     kernels: bool = False,
 ) -> onnx.ModelProto:
     """The gradient of sum_k sum(projection_k * output_k) by the named inputs, with fused operators if ``kernels``."""
-    working = ir.from_proto(_with_shapes(model, shapes, feeds or {}))
+    working = ir.from_proto(_with_shapes(model, shapes))
     infer_shapes(working)
     graph = working.graph
-    total: list[ir.Value] = []
+    op = Builder(graph, working.opset_imports.get("", 1))
+    total = []
     by_name = {value.name: value for value in graph.outputs}
     for name, weights in projections.items():
         output = by_name[name]
         if not is_float(output):
             output.dtype = ir.tensor(weights).dtype
-        weight_name = f"projection of {name}"
-        weight = ir.Value(name=weight_name, const_value=ir.tensor(weights, name=weight_name))
-        weight.dtype, weight.shape = ir.tensor(weights).dtype, ir.Shape(weights.shape)
-        graph.register_initializer(weight)
-        product = _append(graph, "Mul", [output, weight])
-        total.append(_append(graph, "ReduceSum", [product], keepdims=0))
-    objective = total[0] if len(total) == 1 else _append(graph, "Sum", total)
+        product = (op.wrap(output) * op.constant(weights)).with_shape(weights.shape)
+        total.append(op.ReduceSum(product, keepdims=0))
+    objective = op.sum_of(total).ir
     inputs = {value.name: value for value in graph.inputs} | dict(graph.initializers)
     lower_graph(working, kernels=kernels, derivative=Derivative(objective, [inputs[name] for name in names]))
     return ir.to_proto(infer_shapes(working))
 
 
-def _append(graph: ir.Graph, operator: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
-    node = ir.Node("", operator, inputs, ir.convenience.convert_attributes(attributes), num_outputs=1)
-    graph.append(node)
-    node.outputs[0].type = inputs[0].type
-    node.outputs[0].shape = ir.Shape(()) if operator != "Mul" else inputs[1].shape
-    return node.outputs[0]
-
-
-def _with_shapes(model: onnx.ModelProto, shapes: str, feeds: Arrays) -> onnx.ModelProto:
+def _with_shapes(model: onnx.ModelProto, shapes: str) -> onnx.ModelProto:
     """Replace the sizes of inputs and outputs by symbols, or remove their shapes."""
     if shapes == "static":
         return model

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import LAST, Size, add, bounded, divide, joined, multiply, size_of, subtract
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.limits import check_positions
-
-END = np.iinfo(np.int64).max
-"""An end of a slice beyond every axis."""
 
 
 class Windows(NamedTuple):
@@ -24,8 +23,8 @@ class Windows(NamedTuple):
     kernel: tuple[int, ...] | None
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    begin: tuple[int, ...] | Value
-    end: tuple[int, ...] | Value
+    begin: tuple[Size, ...]
+    end: tuple[Size, ...]
     exact_end: bool = True
 
     @property
@@ -54,19 +53,14 @@ class Windows(NamedTuple):
     @property
     def pads(self) -> list[int] | None:
         """The padding as an attribute of a node; ``None`` where only the graph can tell."""
-        if isinstance(self.begin, Value) or isinstance(self.end, Value):
-            return None
-        return [*self.begin, *self.end]
+        pads = [pad for pad in (*self.begin, *self.end) if isinstance(pad, int)]
+        return pads if len(pads) == 2 * self.rank else None
 
     def padded(self, value: Value, axes: Sequence[int]) -> Value:
         """``x``, or a transposition of it, padded with zeros so that every window lies inside."""
-        op, where = self.op, self.op.ints(*axes)
-        if isinstance(self.begin, Value) or isinstance(self.end, Value):
-            begin = self.begin if isinstance(self.begin, Value) else op.ints(*self.begin)
-            end = self.end if isinstance(self.end, Value) else op.ints(*self.end)
-            return op.Pad(value, op.Concat(begin, end, axis=0), None, where)
-        pads = [*self.begin, *self.end]
-        return op.Pad(value, op.ints(*pads), None, where) if any(pads) else value
+        if self.pads is not None and not any(self.pads):
+            return value
+        return self.op.Pad(value, joined(self.op, [*self.begin, *self.end]), None, self.op.ints(*axes))
 
     def at(self, padded: Value, position: Sequence[int], axes: Sequence[int]) -> Value:
         """The element at one position of every window: a strided slice of the padded values."""
@@ -76,19 +70,16 @@ class Windows(NamedTuple):
         if not any(offsets) and not any(behind) and set(self.strides) == {1}:
             return padded
         op = self.op
-        ends = op.ints(*(-b if b else END for b in behind))
+        ends = op.ints(*(-b if b else LAST for b in behind))
         steps = None if set(self.strides) == {1} else op.ints(*self.strides)
         return op.Slice(padded, op.ints(*offsets), ends, op.ints(*axes), steps)
 
-    def scatter(
-        self, dy: Value, weight: Value, group: int = 1, like: Value | None = None, shape: Value | None = None
-    ) -> Value:
-        """The transposed convolution of ``dy`` that has exactly the spatial size of ``like`` (or ``x``).
+    def scatter(self, dy: Value, weight: Value, group: int = 1, shape: Value | None = None) -> Value:
+        """The transposed convolution of ``dy`` that has exactly the spatial size of ``x``.
 
-        ``shape`` is the shape of ``like`` where the graph must not read ``like`` itself.
+        ``shape`` is the shape of ``x`` where the graph must not read ``x`` itself.
         """
-        like = self.x if like is None else like
-        sizes, counts = spatial_sizes(like), spatial_sizes(dy)
+        sizes, counts = spatial_sizes(self.x), spatial_sizes(dy)
         if self.pads is not None and self.kernel is not None and sizes is not None and counts is not None:
             full = [
                 s * (n - 1) + e - b for s, n, e, b in zip(self.strides, counts, self.extent, self.pads, strict=False)
@@ -98,7 +89,7 @@ class Windows(NamedTuple):
         if self.pads is not None and self.exact_end and set(self.strides) == {1}:
             return self._transposed(dy, weight, group, self.pads[self.rank :], [0] * self.rank)
         op = self.op
-        size = op.Shape(like, start=2) if shape is None else op.Slice(shape, op.ints(2), op.ints(END))
+        size = op.Shape(self.x, start=2) if shape is None else op.Slice(shape, op.ints(2), op.ints(LAST))
         return self._cropped(dy, weight, group, size)
 
     def _transposed(self, dy: Value, weight: Value, group: int, end: Sequence[int], more: Sequence[int]) -> Value:
@@ -106,24 +97,17 @@ class Windows(NamedTuple):
         return self.op.ConvTranspose(
             dy,
             weight,
-            group=None if group == 1 else group,
-            strides=_unless_all(self.strides, 1),
-            dilations=_unless_all(self.dilations, 1),
-            pads=_unless_all([*begin, *end], 0),
-            output_padding=_unless_all(more, 0),
             kernel_shape=self.kernel,
+            **unless_default(group=group, strides=self.strides, dilations=self.dilations),
+            **unless_default(pads=[*begin, *end], output_padding=more),
         )
 
     def _cropped(self, dy: Value, weight: Value, group: int, size: Value) -> Value:
         """The transposed convolution for unknown sizes: computed as large as possible, then cut in the graph."""
         op = self.op
         most = self._transposed(dy, weight, group, [0] * self.rank, [s - 1 for s in self.strides])
-        if self.pads is not None:
-            start = op.ints(*[0] * self.rank)
-        else:
-            start = self.begin if isinstance(self.begin, Value) else op.ints(*self.begin)
-        end = size if self.pads is not None else start + size
-        return op.Slice(most, start, end, op.ints(*self.axes))
+        start = joined(op, self.begin if self.pads is None else [0] * self.rank)
+        return op.Slice(most, start, start + size if self.pads is None else size, op.ints(*self.axes))
 
 
 def spatial_sizes(value: Value) -> tuple[int, ...] | None:
@@ -134,9 +118,14 @@ def spatial_sizes(value: Value) -> tuple[int, ...] | None:
     return sizes if len(sizes) == len(value.shape) - 2 else None
 
 
-def _unless_all(numbers: Sequence[int], default: int) -> list[int] | None:
-    """An attribute; ``None`` where it equals its default."""
-    return None if set(numbers) <= {default} else list(numbers)
+def unless_default(**attributes: int | Sequence[int]) -> dict[str, Any]:
+    """The attributes of a convolution except those that equal their defaults."""
+
+    def is_default(name: str, value: int | Sequence[int]) -> bool:
+        numbers = {value} if isinstance(value, int) else set(value)
+        return numbers <= {int(name in ("group", "strides", "dilations"))}
+
+    return {name: value for name, value in attributes.items() if not is_default(name, value)}
 
 
 def windows_of(node: Node, weight: Value | None = None, x: Value | None = None) -> Windows:
@@ -147,7 +136,19 @@ def windows_of(node: Node, weight: Value | None = None, x: Value | None = None) 
     dilations = tuple(node.attribute("dilations") or [1] * rank)
     exact = not node.attribute("ceil_mode", 0)
     windows = Windows(node.op, x, kernel, strides, dilations, (0,) * rank, (0,) * rank, exact)
-    begin, end = _padding(node, windows, weight)
+    mode = node.attribute("auto_pad", "NOTSET")
+    if mode in ("NOTSET", "VALID"):
+        pads = tuple((node.attribute("pads") if mode == "NOTSET" else None) or [0] * (2 * rank))
+        return windows._replace(begin=pads[:rank], end=pads[rank:])
+    pairs = []
+    for axis, (stride, extent) in enumerate(zip(strides, extents(windows, weight), strict=True)):
+        total = subtract(extent, 1)
+        if stride != 1:
+            size = size_of(x, 2 + axis)
+            last = multiply(divide(subtract(size, 1), stride), stride)  # where the last window begins
+            total = subtract(add(last, extent), size)
+        pairs.append(split_padding(node.op, total, mode == "SAME_UPPER"))
+    begin, end = zip(*pairs, strict=True)
     return windows._replace(begin=begin, end=end)
 
 
@@ -168,45 +169,20 @@ def kernel_of(node: Node, weight: Value | None) -> tuple[tuple[int, ...] | None,
     return None, node.rank() - 2
 
 
-def _padding(
-    node: Node, windows: Windows, weight: Value | None
-) -> tuple[tuple[int, ...] | Value, tuple[int, ...] | Value]:
-    """The padding at the beginning and end of all axes."""
-    mode, rank, kernel, strides = node.attribute("auto_pad", "NOTSET"), windows.rank, windows.kernel, windows.strides
-    if mode in ("NOTSET", "VALID"):
-        pads = (node.attribute("pads") if mode == "NOTSET" else None) or [0] * (2 * rank)
-        return tuple(pads[:rank]), tuple(pads[rank:])
-    sizes = spatial_sizes(windows.x)
-    if kernel is not None and (sizes is not None or set(strides) == {1}):
-        totals = [
-            max(s * (math.ceil(size / s) - 1) + d * (k - 1) + 1 - size, 0)
-            for size, s, d, k in zip(sizes or [1] * rank, strides, windows.dilations, kernel, strict=True)
-        ]
-        small = tuple(total // 2 for total in totals)
-        large = tuple(total - total // 2 for total in totals)
-        return (small, large) if mode == "SAME_UPPER" else (large, small)
-    return _padding_in_graph(node, windows, weight)
-
-
-def _padding_in_graph(node: Node, windows: Windows, weight: Value | None) -> tuple[Value, Value]:
-    """Emit the padding of auto_pad for axes of unknown size."""
-    op, strides, dilations = node.op, windows.strides, windows.dilations
-    size, step = op.Shape(windows.x, start=2), op.ints(*strides)
-    if windows.kernel is not None:
-        positions = op.ints(*windows.kernel)
-    else:
+def extents(windows: Windows, weight: Value | None) -> list[Size]:
+    """The size of a window per axis, from the weight where the attributes do not tell."""
+    kernel: Sequence[Size] | None = windows.kernel
+    if kernel is None:
         assert weight is not None
-        positions = op.Shape(weight, start=2)
-    extent = (positions - np.ones_like(dilations)) * np.asarray(dilations) + np.ones_like(dilations)
-    last = (size - np.ones_like(strides)) / step * step  # where the last window begins
-    return split_padding(op, last + extent - size, node.attribute("auto_pad") == "SAME_UPPER")
+        kernel = [size_of(weight, axis) for axis in windows.axes]
+    return [add(multiply(subtract(k, 1), d), 1) for k, d in zip(kernel, windows.dilations, strict=True)]
 
 
-def split_padding(op: Builder, total: Value, upper: bool) -> tuple[Value, Value]:
-    """Halve a total that only the graph knows; ``upper`` puts the odd element at the end."""
-    total = op.Max(total, op.constant(0, np.int64))
-    small = total / 2
-    large = total - small
+def split_padding(op: Builder, total: Size, upper: bool) -> tuple[Size, Size]:
+    """Halve the padding of an axis; ``upper`` puts the odd element at the end."""
+    total = bounded(op, total)
+    small = divide(total, 2)
+    large = subtract(total, small)
     return (small, large) if upper else (large, small)
 
 
@@ -235,3 +211,13 @@ def windows_fit(
         return False
     extents = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
     return max(extents) <= _LARGEST and math.prod(extents) * max(channels, 1) <= _MOST_COVERED
+
+
+def attributes_fit(node: ir.Node, channels: int = 1) -> bool:
+    """Return whether native kernels support the windows of a node of a convolution or pooling."""
+    attributes, rank = node.attributes, len(node.attributes["kernel_shape"].as_ints())
+    defaults = {"kernel_shape": [], "strides": [1] * rank, "dilations": [1] * rank, "pads": [0] * 2 * rank}
+    kernel, strides, dilations, pads = (
+        attributes[name].as_ints() if name in attributes else other for name, other in defaults.items()
+    )
+    return windows_fit(kernel, strides, dilations, pads, channels)

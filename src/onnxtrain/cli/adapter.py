@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
-from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, SWITCH
+from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, flag, grouped
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.formatting import count
 
@@ -41,6 +41,75 @@ Examples
 """
 
 Action = Literal["merge", "slots", "to-peft", "from-peft", "add", "inspect"]
+Combination = Literal["cat", "svd", "linear"]
+
+
+@grouped(ADAPTERS)
+@dataclass(frozen=True)
+class AdapterFlags:
+    """The output, and settings of single actions."""
+
+    output: Path | None = flag(
+        None, "The file, or the folder of PEFT, to write.", group=RESULTS, name=("--output", "-o"), metavar="PATH"
+    )
+    targets: list[str] | None = flag(
+        None,
+        "slots: the layers that get slots. May be repeated.  [default: attention's, else all-linear]",
+        metavar="PATTERN",
+    )
+    dora: bool = flag(False, "slots: also take magnitudes (DoRA).")
+    requantize: bool = flag(False, "merge: quantize quantized weights again, with new scales; reports the loss.")
+    base_model: str | None = flag(
+        None,
+        "to-peft: the PyTorch model, a folder or a name on the Hugging Face Hub, that PEFT's AutoPeftModel "
+        "classes load.  [default: by config.json beside the model]",
+        metavar="NAME",
+    )
+    weights: str | None = flag(
+        None, "add: the weight of each adapter, such as 0.7,0.3; negative ones subtract.", metavar="W,..."
+    )
+    combination: Combination | None = flag(
+        None,
+        "add: the exact sum with the sum of the ranks (cat), its best approximation of --rank (svd), or sums "
+        "of A and of B (linear).  [default: cat]",
+    )
+    rank: int | None = flag(None, "add: the rank of svd.  [default: the largest of the adapters]")
+
+    def check(self, action: Action, adapter: Path | None, more: Sequence[Path]) -> None:
+        """Raise OptionError for flags and paths that the action does not take, and for missing ones."""
+        output = self.output
+        if adapter is None and action not in ("slots", "inspect"):
+            raise OptionError(f"{action} needs a model and an adapter: onnxtrain adapter {action} MODEL ADAPTER.")
+        if output is None and action != "inspect":
+            raise OptionError(f"{action} writes a result; give --output.")
+        if output is not None and action == "inspect":
+            raise OptionError(f"inspect writes nothing, but --output is {str(output)!r}; leave it out.")
+        if action == "to-peft" and output is not None and output.suffix == ".onnx_adapter":
+            raise OptionError(f"to-peft writes a folder, but --output is {str(output)!r}; give the name of a folder.")
+        if action == "from-peft" and output is not None and output.suffix != ".onnx_adapter":
+            raise OptionError(
+                f"from-peft writes an .onnx_adapter file, but --output is {str(output)!r}; let it end so."
+            )
+        for name, taker in _TAKERS.items():
+            value = getattr(self, name)
+            if value is None or value is False:
+                continue
+            if action != taker:
+                raise OptionError(f"{flags.flag_of(name)} is for {taker}, not for {action}; leave it out.")
+            if taker == "slots" and adapter is not None:
+                raise OptionError(
+                    f"{flags.flag_of(name)} determines the slots, and so does the adapter; leave one of them out."
+                )
+        if more and action not in ("add", "slots"):
+            raise OptionError(f"{action} takes one adapter, but {str(more[0])!r} is another; leave it out.")
+
+
+_TAKERS: Mapping[str, Action] = {
+    **dict.fromkeys(("targets", "dora"), "slots"),
+    **{"requantize": "merge", "base_model": "to-peft"},
+    **dict.fromkeys(("weights", "combination", "rank"), "add"),
+}
+"""The action that takes a flag."""
 
 
 def command(
@@ -58,191 +127,79 @@ def command(
     ] = None,
     /,
     *more: Annotated[Path, Parameter(group=MODEL, help="add, slots: further adapters.", show_default=False)],
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=("--output", "-o"), group=RESULTS, metavar="PATH", help="The file, or the folder of PEFT, to write."
-        ),
-    ] = None,
-    targets: Annotated[
-        list[str] | None,
-        Parameter(
-            group=ADAPTERS,
-            negative=(),
-            metavar="PATTERN",
-            help="slots: the layers that get slots. May be repeated.  [default: attention's, else all-linear]",
-        ),
-    ] = None,
-    dora: Annotated[bool, SWITCH, Parameter(group=ADAPTERS, help="slots: also take magnitudes (DoRA).")] = False,
-    requantize: Annotated[
-        bool,
-        SWITCH,
-        Parameter(
-            group=ADAPTERS,
-            help="merge: quantize quantized weights again, with new scales; reports the loss.",
-        ),
-    ] = False,
-    base_model: Annotated[
-        str | None,
-        Parameter(
-            group=ADAPTERS,
-            metavar="NAME",
-            help="to-peft: the PyTorch model, a folder or a name on the Hugging Face Hub, that PEFT's AutoPeftModel "
-            "classes load.  [default: by config.json beside the model]",
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        Parameter(
-            group=ADAPTERS,
-            metavar="W,...",
-            help="add: the weight of each adapter, such as 0.7,0.3; negative ones subtract.",
-        ),
-    ] = None,
-    combination: Annotated[
-        Literal["cat", "svd", "linear"] | None,
-        Parameter(
-            group=ADAPTERS,
-            help="add: the exact sum with the sum of the ranks (cat), its best approximation of --rank (svd), or sums "
-            "of A and of B (linear).  [default: cat]",
-        ),
-    ] = None,
-    rank: Annotated[
-        int | None, Parameter(group=ADAPTERS, help="add: the rank of svd.  [default: the largest of the adapters]")
-    ] = None,
-    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    settings: AdapterFlags = AdapterFlags(),
+    json_output: flags.Json = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain adapter``."""
-    adding = {"--weights": weights, "--combination": combination, "--rank": rank}
-    _check(action, adapter, output, {"--targets": bool(targets), "--dora": dora}, requantize=requantize)
-    if base_model is not None and action != "to-peft":
-        raise OptionError(f"--base-model is for to-peft, not for {action}; leave it out.")
-    _check_adding(action, more, adding)
+    settings.check(action, adapter, more)
     if action == "inspect":
         _inspect(model, adapter, as_json=json_output)
         return
+    output = settings.output
     assert output is not None
-    writes_model = action in ("merge", "slots")
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
             "ADAPTER": paths.Given(adapter),
             **{f"ADAPTER {place}": paths.Given(other) for place, other in enumerate(more, 2)},
-            "--output": paths.output(output, is_model=writes_model),
+            "--output": paths.output(output, is_model=action in ("merge", "slots")),
         },
         in_place=False,
     )
+    from onnxtrain.adapters import add_slots, convert_adapter
+    from onnxtrain.adapters.layers import AUTO
+
+    adapters = [] if adapter is None else [adapter, *more]
     rows: dict[str, Any] = {}
-    if action == "add":
-        assert adapter is not None
-        _add(model, [adapter, *more], output, adding)
+    if action == "slots":
+        names = add_slots(model, output, targets=settings.targets or AUTO, dora=settings.dora, adapter=adapters or None)
+        rows = {"slots": names}
+    elif action == "merge":
+        rows = _merge(model, adapters[0], output, requantize=settings.requantize)
+    elif action == "add":
+        _add(model, adapters, output, settings)
     else:
-        given = [] if adapter is None else [adapter, *more]
-        rows = _run(
-            action, model, given, output, targets=targets, dora=dora, requantize=requantize, base_model=base_model
-        )
+        convert_adapter(model, adapters[0], output, base_model=settings.base_model)
     if json_output:
-        print(json.dumps(rows))  # noqa: T201
+        terminal.print_json(rows)
         return
-    size = f" ({terminal.file_size(output)})" if output.is_file() else ""
-    shown = {"written": f"{output}{size}", **{name: _text(value) for name, value in rows.items()}}
-    terminal.console().print(terminal.facts(shown))
+    written = terminal.sized(output) if output.is_file() else str(output)
+    terminal.print_facts({"written": written, **{name: _text(value) for name, value in rows.items()}})
 
 
-def _check(
-    action: Action, adapter: Path | None, output: Path | None, slot_flags: dict[str, bool], *, requantize: bool
-) -> None:
-    """Raise OptionError for arguments that the action does not take, and for missing ones."""
-    if adapter is None and action not in ("slots", "inspect"):
-        raise OptionError(f"{action} needs a model and an adapter: onnxtrain adapter {action} MODEL ADAPTER.")
-    if output is None and action != "inspect":
-        raise OptionError(f"{action} writes a result; give --output.")
-    if output is not None and action == "inspect":
-        raise OptionError(f"inspect writes nothing, but --output is {str(output)!r}; leave it out.")
-    for flag, given in slot_flags.items():
-        if given and action != "slots":
-            raise OptionError(f"{flag} is for slots, not for {action}; leave it out.")
-        if given and adapter is not None:
-            raise OptionError(f"{flag} determines the slots, and so does the adapter; leave one of them out.")
-    if requantize and action != "merge":
-        raise OptionError(f"--requantize is for merge, not for {action}; leave it out.")
-    if action == "to-peft" and output is not None and output.suffix == ".onnx_adapter":
-        raise OptionError(f"to-peft writes a folder, but --output is {str(output)!r}; give the name of a folder.")
-    if action == "from-peft" and output is not None and output.suffix != ".onnx_adapter":
-        raise OptionError(f"from-peft writes an .onnx_adapter file, but --output is {str(output)!r}; let it end so.")
-
-
-def _check_adding(action: Action, more: Sequence[Path], flags_of_add: Mapping[str, object]) -> None:
-    """Raise OptionError for flags of ``add`` with another action, and several adapters with one that takes one."""
-    if action == "add":
-        return
-    if more and action != "slots":
-        raise OptionError(f"{action} takes one adapter, but {str(more[0])!r} is another; leave it out.")
-    for flag, given in flags_of_add.items():
-        if given is not None:
-            raise OptionError(f"{flag} is for add, not for {action}; leave it out.")
-
-
-def _add(model: Path, adapters: Sequence[Path], output: Path, flags_of_add: Mapping[str, Any]) -> None:
+def _add(model: Path, adapters: Sequence[Path], output: Path, settings: AdapterFlags) -> None:
     """Write the weighted sum of adapters."""
     from onnxtrain.adapters import add_weighted
 
-    text = flags_of_add["--weights"]
-    if text is None:
+    if settings.weights is None:
         raise OptionError(f"add needs a weight for each of the {len(adapters)} adapters; give --weights 0.7,0.3.")
-    try:
-        weights = [float(weight) for weight in text.split(",")]
-    except ValueError:
-        raise OptionError(f"--weights is {text!r}; it needs numbers such as 0.7,0.3.") from None
-    if len(weights) != len(adapters):
-        raise OptionError(f"--weights has {len(weights)} numbers for {len(adapters)} adapters; give one for each.")
-    add_weighted(
-        list(zip(adapters, weights, strict=True)),
-        output,
-        combination=flags_of_add["--combination"] or "cat",
-        rank=flags_of_add["--rank"],
-        model=model,
-    )
+    numbers = flags.read_numbers("--weights", settings.weights, "numbers such as 0.7,0.3")
+    if len(numbers) != len(adapters):
+        raise OptionError(f"--weights has {len(numbers)} numbers for {len(adapters)} adapters; give one for each.")
+    weighted = list(zip(adapters, numbers, strict=True))
+    add_weighted(weighted, output, combination=settings.combination or "cat", rank=settings.rank, model=model)
 
 
-def _run(
-    action: Action,
-    model: Path,
-    adapters: Sequence[Path],
-    output: Path,
-    *,
-    targets: list[str] | None,
-    dora: bool,
-    requantize: bool,
-    base_model: str | None,
-) -> dict[str, Any]:
-    """Run the action; returns the facts to print."""
-    from onnxtrain.adapters import add_slots, convert_adapter, merge_adapter
-    from onnxtrain.adapters.layers import AUTO
+def _merge(model: Path, adapter: Path, output: Path, *, requantize: bool) -> dict[str, Any]:
+    """Write the merged model; return what merging costs where weights are quantized."""
+    from onnxtrain.adapters import merge_adapter
 
-    if action == "slots":
-        names = add_slots(model, output, targets=targets or AUTO, dora=dora, adapter=adapters or None)
-        return {"slots": names}
-    (adapter,) = adapters
-    if action == "merge":
-        costs = merge_adapter(model, adapter, output, requantize=requantize)
-        high = sum(cost.is_high for cost in costs)
-        advice = (
+    costs = merge_adapter(model, adapter, output, requantize=requantize)
+    beside, high = [cost.layer for cost in costs if cost.beside], sum(cost.is_high for cost in costs)
+    rows: dict[str, Any] = {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
+    if beside:
+        rows["beside"] = beside
+        rows["note"] = [
+            f"{len(beside)} of {len(costs)} layers keep their adapter beside the weight, which could not hold half of "
+            "its change"
+        ]
+    if high:
+        rows["warning"] = (
             f"{high} of {len(costs)} layers lose more than a tenth of the adapter's change: evaluate the merged model, "
             "or run the model with slots"
         )
-        lost = {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
-        beside = [cost.layer for cost in costs if cost.beside]
-        kept = {"beside": beside} if beside else {}
-        if beside:
-            kept["note"] = [
-                f"{len(beside)} of {len(costs)} layers keep their adapter beside the weight, which could not hold half "
-                "of its change"
-            ]
-        return lost | kept | ({"warning": advice} if high else {})
-    convert_adapter(model, adapter, output, base_model=base_model)
-    return {}
+    return rows
 
 
 def _text(value: object) -> str:
@@ -257,13 +214,12 @@ def _inspect(model: Path, adapter: Path | None, *, as_json: bool) -> None:
 
     found = describe_adapter(adapter or model, model=None if adapter is None else model)
     if as_json:
-        print(json.dumps(found))  # noqa: T201
+        terminal.print_json(found)
         return
-    console = terminal.console()
     layers = found.pop("layers")
-    console.print(terminal.facts({name.replace("_", " "): str(value) for name, value in found.items()}))
+    terminal.print_facts({name.replace("_", " "): str(value) for name, value in found.items()})
     table = terminal.table("layer", "rank", "inputs", "outputs", "scale", right=("rank", "inputs", "outputs", "scale"))
     for row in layers:
         sizes = (count(row[name]) for name in ("rank", "inputs", "outputs"))
         table.add_row(row["name"], *sizes, f"{row['scale']:g}")
-    console.print(table)
+    terminal.console().print(table)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import onnxtrain
 from onnxtrain.cli.commands import COMMANDS
-from onnxtrain.cli.configuration import remember, with_file
+from onnxtrain.cli.configuration import TOKENS, with_file
 from onnxtrain.cli.distributed import LOST, after_error, one_voice
 from onnxtrain.cli.help import FLAGS, choose_page
 from onnxtrain.cli.messages import in_flags, notices, usage
@@ -73,7 +73,7 @@ def _attempt(tokens: Sequence[str]) -> int:
     try:
         forget_written()
         _check_not_empty(tokens)
-        remember(tokens)
+        TOKENS.set(tokens)
         app, tokens = with_file(build(tokens), tokens)
         result = app(tokens, exit_on_error=False, print_error=False)
         return result if isinstance(result, int) else 0
@@ -89,11 +89,13 @@ def _check_not_empty(tokens: Sequence[str]) -> None:
     """Raise OptionError for an empty argument: as a path it would be the current folder."""
     for before, token in itertools.pairwise(["onnxtrain", *tokens]):
         flag, _, value = token.partition("=")
-        if flag.startswith("--") and flag != token and not value:
-            raise OptionError(f"{flag} is empty; give it a value, or leave it out.")
-        if not token:
+        if not value and flag != token and flag.startswith("--"):
+            what = flag
+        elif not token:
             what = before if before.startswith("-") else f"The argument after {before!r}"
-            raise OptionError(f"{what} is empty; give it a value, or leave it out.")
+        else:
+            continue
+        raise OptionError(f"{what} is empty; give it a value, or leave it out.")
 
 
 def _fail(error: BaseException) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
-from onnxtrain.cli.export import sizes_of
 from onnxtrain.cli.flags import COMMON, DATA, RESULTS, RUNNING
 from onnxtrain.cli.training_flags import LossFlags, OptimizerSettings, Training
 
@@ -62,7 +59,7 @@ def command(
         ),
     ] = 1e-3,
     threads: flags.Threads = None,
-    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    json_output: flags.Json = False,
     debug: flags.Debug = False,
 ) -> int:
     """Run ``onnxtrain check``."""
@@ -79,13 +76,12 @@ def command(
         runtime=RuntimeOptions(threads=threads, kernels=False),
         **training.arguments(),
     )
-    sizes = sizes_of(static)
+    sizes = flags.sizes_of(static)
     report = check_provider(
         trainer, provider, data, target=target, batch_size=batch_size, sizes=sizes, tolerance=tolerance
     )
     if json_output:
-        found = dataclasses.asdict(report) | {"agrees": report.agrees}
-        print(json.dumps(_finite(found)))  # noqa: T201 - the output of the command
+        terminal.print_json(dataclasses.asdict(report) | {"agrees": report.agrees})
         return 0 if report.agrees else 1
     console = terminal.console()
     if report.failure:
@@ -106,12 +102,3 @@ def command(
             soft_wrap=True,
         )
     return 0 if report.agrees else 1
-
-
-def _finite(value: object) -> object:
-    """Replace infinities and NaN by None: JSON lacks them."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -48,22 +47,8 @@ _ONE_CALL: Final = (
 )
 """Flags that a written configuration omits: they belong to one call and do not affect the results."""
 
-_tokens: ContextVar[tuple[str, ...]] = ContextVar("tokens", default=())
-
-
-def command_line() -> str:
-    """Return the running command as typed."""
-    return shlex.join(["onnxtrain", *_tokens.get()])
-
-
-def given_tokens() -> tuple[str, ...]:
-    """Return the arguments after ``onnxtrain`` on the command line."""
-    return _tokens.get()
-
-
-def remember(tokens: Sequence[str]) -> None:
-    """Remember the running command."""
-    _tokens.set(tuple(tokens))
+TOKENS: ContextVar[Sequence[str]] = ContextVar("TOKENS", default=())
+"""The arguments of the running command, after ``onnxtrain``."""
 
 
 def with_file(app: App, tokens: Sequence[str]) -> tuple[App, list[str]]:

@@ -12,12 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
-
-from onnxtrain.cli.configuration import given_tokens
-from onnxtrain.cli.flags import DISTRIBUTED, SWITCH
+from onnxtrain.cli.configuration import TOKENS
+from onnxtrain.cli.flags import DISTRIBUTED, flag, grouped
 from onnxtrain.distributed.mpi import environment_rank, tell_ranks
 from onnxtrain.errors import OptionError
 
@@ -34,37 +32,25 @@ _GRACE = 3.0
 """Seconds that rank 0 has to report an error before another rank ends, which makes the launcher end all of them."""
 
 
-@Parameter(name="*", group=DISTRIBUTED)
+@grouped(DISTRIBUTED)
 @dataclass(frozen=True)
 class DistributedFlags:
     """Data-parallel training in several processes."""
 
-    parallel: Annotated[
-        Literal["mpi"] | None,
-        Parameter(help="Train in the processes that mpiexec or srun has started, each on its part of every batch."),
-    ] = None
-    processes: Annotated[int | None, Parameter(help="Start this many processes here, with mpiexec.")] = None
-    restarts: Annotated[
-        int, Parameter(help="With --processes: restarts from the last checkpoint after a process was lost, at most.")
-    ] = 0
-    sum_order: Annotated[
-        Literal["rank", "fast"],
-        Parameter(help="rank: the same bits on every network. fast: MPI's own sums."),
-    ] = "rank"
-    compress: Annotated[
-        str | None,
-        Parameter(
-            metavar="HOW",
-            help="Send gradients as float16 or bfloat16, or the largest share of them, 0.01, with error feedback.",
-        ),
-    ] = None
-    shard_states: Annotated[
-        bool, SWITCH, Parameter(help="Keep a share of the optimizer's states in each process, not all of them.")
-    ] = False
-    shard_gradients: Annotated[
-        bool, SWITCH, Parameter(help="Keep a share of the gradients, too; with --shard-states.")
-    ] = False
-    wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
+    parallel: Literal["mpi"] | None = flag(
+        None, "Train in the processes that mpiexec or srun has started, each on its part of every batch."
+    )
+    processes: int | None = flag(None, "Start this many processes here, with mpiexec.")
+    restarts: int = flag(0, "With --processes: restarts from the last checkpoint after a process was lost, at most.")
+    sum_order: Literal["rank", "fast"] = flag("rank", "rank: the same bits on every network. fast: MPI's own sums.")
+    compress: str | None = flag(
+        None,
+        "Send gradients as float16 or bfloat16, or the largest share of them, 0.01, with error feedback.",
+        metavar="HOW",
+    )
+    shard_states: bool = flag(False, "Keep a share of the optimizer's states in each process, not all of them.")
+    shard_gradients: bool = flag(False, "Keep a share of the gradients, too; with --shard-states.")
+    wait: float = flag(600.0, "Seconds to wait for another process before giving it up.")
 
     def communicator(self) -> Communicator | None:
         """Return the communicator of several processes, if any."""
@@ -87,12 +73,35 @@ class DistributedFlags:
         return TopK(share)
 
     def launch(self, checkpoint: str | None) -> int:
-        """Start the processes; returns the exit code."""
+        """Run the command in several processes, and restart it from the last checkpoint if some are lost."""
         if self.parallel is None:
             raise OptionError("--processes and --restarts start several processes; give --parallel mpi, too.")
         if self.processes is None:
             raise OptionError("--restarts starts the processes again; give --processes, too.")
-        return launch(self.processes, self.restarts, checkpoint=checkpoint)
+        if self.processes < 1 or self.restarts < 0:
+            raise OptionError(
+                f"--processes is {self.processes} and --restarts is {self.restarts}; they need at least 1 and 0."
+            )
+        if self.restarts and not checkpoint:
+            raise OptionError("--restarts goes on from checkpoints; give --checkpoint a folder, too.")
+        if any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+            raise OptionError("--processes starts mpiexec itself; leave one of them out.")
+        folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        mpiexec = shutil.which("mpiexec", path=folders)
+        if mpiexec is None:
+            raise OptionError(
+                "--processes needs mpiexec, which is not there; install an MPI, such as pip install mpich."
+            )
+        command = [mpiexec, "-n", str(self.processes), sys.executable, "-m", "onnxtrain"]
+        command += _without(TOKENS.get(), "--processes", "--restarts")
+        for start in range(self.restarts + 1):
+            resume = ["--resume"] if start and "--resume" not in command else []
+            code = subprocess.run([*command, *resume], check=False).returncode
+            code = 128 - code if code < 0 else code
+            if code in _FINAL or start == self.restarts:
+                break
+            sys.stderr.write(f"A process was lost (exit code {code}); restart {start + 1} of {self.restarts}.\n")
+        return code
 
 
 @contextlib.contextmanager
@@ -117,31 +126,6 @@ def _is_parallel(tokens: Sequence[str]) -> bool:
 
 def _is_silent(tokens: Sequence[str]) -> bool:
     return _is_parallel(tokens) and environment_rank() > 0
-
-
-def launch(processes: int, restarts: int, *, checkpoint: str | None) -> int:
-    """Run the command in several processes, and restart it from the last checkpoint if some are lost."""
-    if processes < 1 or restarts < 0:
-        raise OptionError(f"--processes is {processes} and --restarts is {restarts}; they need at least 1 and 0.")
-    if restarts and not checkpoint:
-        raise OptionError("--restarts goes on from checkpoints; give --checkpoint a folder, too.")
-    if any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
-        raise OptionError("--processes starts mpiexec itself; leave one of them out.")
-    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    mpiexec = shutil.which("mpiexec", path=folders)
-    if mpiexec is None:
-        raise OptionError("--processes needs mpiexec, which is not there; install an MPI, such as pip install mpich.")
-    tokens = _without(given_tokens(), "--processes", "--restarts")
-    for start in range(restarts + 1):
-        resume = ["--resume"] if start and "--resume" not in tokens else []
-        code = subprocess.run(
-            [mpiexec, "-n", str(processes), sys.executable, "-m", "onnxtrain", *tokens, *resume], check=False
-        ).returncode
-        code = 128 - code if code < 0 else code
-        if code in _FINAL or start == restarts:
-            break
-        sys.stderr.write(f"A process was lost (exit code {code}); restart {start + 1} of {restarts}.\n")
-    return code
 
 
 def _without(tokens: Sequence[str], *flags: str) -> list[str]:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from onnxtrain.cli import flags, terminal
 from onnxtrain.cli.messages import in_flags
@@ -30,7 +26,7 @@ def command(
     /,
     *,
     prediction: flags.Prediction = None,
-    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    json_output: flags.Json = False,
     debug: flags.Debug = False,
 ) -> int:
     """Run ``onnxtrain doctor``."""
@@ -39,7 +35,7 @@ def command(
     findings = diagnose(model, output=prediction)
     if json_output:
         rows = [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings]
-        print(json.dumps(rows))  # noqa: T201
+        terminal.print_json(rows)
         return 0 if trains(findings) else 1
     console = terminal.console()
     for finding in findings:

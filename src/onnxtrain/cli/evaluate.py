@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
-from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.plugin_flags import ReaderFlags
 from onnxtrain.cli.training_flags import LossFlags
@@ -46,7 +44,7 @@ def command(
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
     threads: flags.Threads = None,
     provider: flags.Provider = None,
-    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    json_output: flags.Json = False,
     config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
@@ -69,14 +67,14 @@ def command(
         metrics=metrics or (),
         batch_size=batch_size,
         output=prediction,
-        lora=adapter_of(lora_adapter),
+        lora=flags.adapter_of(lora_adapter),
         runtime=flags.runtime(threads, provider),
     )
     if json_output:
-        print(json.dumps(measured, default=lambda table: table.tolist()))  # noqa: T201 - the output of the command
+        terminal.print_json(measured)
         return
     rows = {
         name.replace("_", " "): number(value) if isinstance(value, float) else str(value)
         for name, value in measured.items()
     }
-    terminal.console().print(terminal.facts(rows))
+    terminal.print_facts(rows)

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.flags import COMMON, LOSS, RESULTS, SWITCH, WEIGHTS
+from onnxtrain.cli.flags import COMMON, LOSS, RESULTS, SWITCH, WEIGHTS, flag, grouped
 from onnxtrain.cli.training_flags import LossFlags, OptimizerSettings, Training
-from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
+from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, write_page
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.formatting import plural
 from onnxtrain.lowering.portable import Portable
@@ -49,66 +49,42 @@ Examples
     onnxtrain export step.onnx --describe
 """
 
-_Common = Parameter(group=(RESULTS, COMMON))
-_File = Parameter(group=(RESULTS, COMMON), metavar="FILE")
 
-
-@Parameter(name="*", group=RESULTS)
+@grouped(RESULTS)
 @dataclass(frozen=True)
 class Written:
     """Output files and options of the export."""
 
-    training_model: Annotated[Path | None, _File, Parameter(help="Write the training model here.")] = None
-    step_graph: Annotated[Path | None, _File, Parameter(help="Write the step graph here.")] = None
-    states: Annotated[Path | None, _File, Parameter(help="Write the initial states here, as safetensors.")] = None
-    entry: Annotated[int | None, Parameter(help="Index of the entry of training_info that becomes the step graph.")] = (
-        None
+    training_model: Path | None = flag(None, "Write the training model here.", common=True, metavar="FILE")
+    step_graph: Path | None = flag(None, "Write the step graph here.", common=True, metavar="FILE")
+    states: Path | None = flag(None, "Write the initial states here, as safetensors.", common=True, metavar="FILE")
+    entry: int | None = flag(None, "Index of the entry of training_info that becomes the step graph.")
+    kernels: bool = flag(
+        False,
+        "Keep the optimizer as one node, for sessions that load onnxtrain's operator library; by default "
+        "the step graph has standard operators only.",
     )
-    kernels: Annotated[
-        bool,
-        SWITCH,
-        Parameter(
-            help="Keep the optimizer as one node, for sessions that load onnxtrain's operator library; by default "
-            "the step graph has standard operators only.",
-        ),
-    ] = False
 
-    web: Annotated[
-        Path | None,
-        Parameter(
-            group=(RESULTS, COMMON), metavar="FOLDER", help="Write a web page here that trains the model in a browser."
-        ),
-    ] = None
-    web_runtime: Annotated[
-        str,
-        Parameter(
-            metavar="URL",
-            help="URL of the dist folder of onnxruntime-web; with a copy of it in the page, give ./dist/ to need no "
-            "other server.",
-        ),
-    ] = RUNTIME
-    portable: Annotated[
-        Portable | None,
-        Parameter(
-            group=(RESULTS, COMMON),
-            help="Make the step graph for this provider or runtime, from operators that it has.",
-        ),
-    ] = None
-    describe: Annotated[
-        bool,
-        SWITCH,
-        Parameter(
-            group=(RESULTS, COMMON), help="Print the inputs and outputs of the step graph; MODEL may be one already."
-        ),
-    ] = False
-    static: Annotated[
-        list[str] | None,
-        Parameter(
-            negative=(),
-            metavar="NAME=SIZE",
-            help="Give a dimension of the inputs a fixed size in the step graph, such as N=32. May be repeated.",
-        ),
-    ] = None
+    web: Path | None = flag(
+        None, "Write a web page here that trains the model in a browser.", metavar="FOLDER", common=True
+    )
+    web_runtime: str = flag(
+        RUNTIME,
+        "URL of the dist folder of onnxruntime-web; with a copy of it in the page, give ./dist/ to need no "
+        "other server.",
+        metavar="URL",
+    )
+    portable: Portable | None = flag(
+        None, "Make the step graph for this provider or runtime, from operators that it has.", common=True
+    )
+    describe: bool = flag(
+        False, "Print the inputs and outputs of the step graph; MODEL may be one already.", common=True
+    )
+    static: list[str] | None = flag(
+        None,
+        "Give a dimension of the inputs a fixed size in the step graph, such as N=32. May be repeated.",
+        metavar="NAME=SIZE",
+    )
 
     def needs_step(self) -> bool:
         """Return whether any flag needs the step graph."""
@@ -134,17 +110,6 @@ class Written:
         if self.web is not None and not precision.master_weights:
             raise OptionError("--web keeps weights in float32, not in bfloat16; leave it out of --precision.")
         return found
-
-
-def sizes_of(static: list[str] | None) -> dict[str, int]:
-    """Return the sizes of ``--static`` by name."""
-    sizes = {}
-    for text in static or ():
-        name, _, size = text.rpartition("=")
-        if not name or not size.isascii() or not size.isdigit():
-            raise OptionError(f"--static is {text!r}; it needs a name and a size, such as N=32.")
-        sizes[name] = int(size)
-    return sizes
 
 
 def command(
@@ -175,7 +140,7 @@ def command(
     import onnxtrain
     from onnxtrain.lowering.portable import fix_dimensions
     from onnxtrain.model_file.file import ModelFile
-    from onnxtrain.model_file.writing import check_writable
+    from onnxtrain.model_file.writing import check_writable, write_files
 
     files = written.paths(tie=training.tie, precision=choose_precision(training.precision))
     paths.check_paths(
@@ -194,7 +159,7 @@ def command(
     if written.describe and not files and written.web is None and _is_step(file.proto):
         _describe(terminal.console(), file.proto)
         return
-    sizes = sizes_of(written.static)
+    sizes = flags.sizes_of(written.static)
     if file.proto.training_info:
         if loss is not None:
             raise OptionError(f"{str(model)!r} is a training model with its own loss; leave --loss out.")
@@ -221,12 +186,12 @@ def command(
     if written.step_graph is not None and step is not None:
         ModelFile.load(step, folder=file.folder).save(written.step_graph, {})
     if written.states is not None:
-        _save(_states(proto, file.folder), written.states)
+        write_files({written.states: _states(proto, file.folder)})
     if written.web is not None and step is not None:
-        rate = settings.build().learning_rate
-        WebPage(file, step, _states(proto, file.folder), rate, written.web_runtime).write(written.web)
+        rate, states = settings.build().learning_rate, _states(proto, file.folder)
+        write_page(written.web, file, step, states, learning_rate=rate, runtime=written.web_runtime)
         rows["web page"] = f"{written.web}; serve it with python -m http.server --directory {written.web}"
-    rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in files.items()}
+    rows |= {what: terminal.sized(path) for what, path in files.items()}
     console = terminal.console()
     console.print(terminal.facts(rows))
     if written.describe and step is not None:
@@ -261,13 +226,6 @@ def _states(proto: ModelProto, folder: Path | None) -> bytes:
 
     base = "" if folder is None else str(folder)
     return save({name: numpy_helper.to_array(tensor, base) for name, tensor in state_tensors(proto).items()})
-
-
-def _save(content: bytes, path: Path) -> None:
-    from onnxtrain.model_file.writing import AtomicFiles
-
-    with AtomicFiles() as files, files.create(path) as file:
-        file.write(content)
 
 
 def _describe(console: Console, step: ModelProto) -> None:

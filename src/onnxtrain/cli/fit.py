@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
-from onnxtrain.cli.adapter_flags import LoraFlags
-from onnxtrain.cli.configuration import Config, as_toml, command_line
+from onnxtrain.cli.configuration import TOKENS, Config, as_toml
 from onnxtrain.cli.distributed import DistributedFlags
-from onnxtrain.cli.flags import COMMON, LOGGING, MEMORY, RESULTS, RUNNING, SWITCH, TRAINING, WEIGHTS
+from onnxtrain.cli.flags import COMMON, LOGGING, MEMORY, RESULTS, RUNNING, TRAINING, WEIGHTS, flag, grouped
 from onnxtrain.cli.messages import in_flags
 from onnxtrain.cli.plugin_flags import AddedFlags, ReaderFlags, added_callbacks
 from onnxtrain.cli.process import quiet_on_request, unattended
-from onnxtrain.cli.training_flags import Loop, LossFlags, OptimizerFlags, OptimizerSettings, Training
+from onnxtrain.cli.training_flags import Loop, LoraFlags, LossFlags, OptimizerFlags, OptimizerSettings, Training
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
@@ -82,50 +82,38 @@ MORE_EXAMPLES = """
 """
 
 
-@Parameter(name="*", group=RESULTS)
+@grouped(RESULTS)
 @dataclass(frozen=True)
 class Results:
     """Output files of the training."""
 
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=["--output", "-o"],
-            group=(RESULTS, COMMON),
-            metavar="FILE",
-            help="The trained model, or with --lora the adapter.  [default: MODEL-trained.onnx, here]",
-        ),
-    ] = None
+    output: Path | None = flag(
+        None,
+        "The trained model, or with --lora the adapter.  [default: MODEL-trained.onnx, here]",
+        name=["--output", "-o"],
+        metavar="FILE",
+        common=True,
+    )
     in_place: flags.InPlace = False
-    curve: Annotated[
-        Path | None, Parameter(metavar="FILE", help="The training curve, as .png (needs matplotlib) or .svg.")
-    ] = None
-    history: Annotated[Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")] = None
-    run: Annotated[
-        Path | None,
-        Parameter(
-            group=(RESULTS, COMMON),
-            metavar="FOLDER",
-            help="Write a report, metrics and all settings to this folder. It gets metrics.csv, curves.svg, "
-            "report.html and config.toml, and the model if --output is not given.",
-        ),
-    ] = None
+    curve: Path | None = flag(None, "The training curve, as .png (needs matplotlib) or .svg.", metavar="FILE")
+    history: Path | None = flag(None, "One row per epoch, as .json or .csv.", metavar="FILE")
+    run: Path | None = flag(
+        None,
+        "Write a report, metrics and all settings to this folder. It gets metrics.csv, curves.svg, "
+        "report.html and config.toml, and the model if --output is not given.",
+        metavar="FOLDER",
+        common=True,
+    )
 
 
-@Parameter(name="*", group=LOGGING)
+@grouped(LOGGING)
 @dataclass(frozen=True)
 class LoggerFlags:
     """Packages that log trainings."""
 
-    tensorboard: Annotated[
-        Path | None, Parameter(metavar="FOLDER", help="Write event files for TensorBoard to this folder.")
-    ] = None
-    mlflow: Annotated[
-        bool, SWITCH, Parameter(help="Log to a run of MLflow, configured by MLFLOW_TRACKING_URI and others.")
-    ] = False
-    wandb: Annotated[
-        bool, SWITCH, Parameter(help="Log to a run of Weights & Biases, configured by WANDB_PROJECT and others.")
-    ] = False
+    tensorboard: Path | None = flag(None, "Write event files for TensorBoard to this folder.", metavar="FOLDER")
+    mlflow: bool = flag(False, "Log to a run of MLflow, configured by MLFLOW_TRACKING_URI and others.")
+    wandb: bool = flag(False, "Log to a run of Weights & Biases, configured by WANDB_PROJECT and others.")
 
     def build(self, *, quiet: bool) -> list[Callback]:
         """Return the callbacks that write the logs."""
@@ -205,8 +193,9 @@ def command(
     from onnxtrain.data.data_names import names_of_inputs
     from onnxtrain.model_file.file import find_model
     from onnxtrain.model_file.hub import is_on_hub
-    from onnxtrain.model_file.rescue import current_folder
+    from onnxtrain.model_file.saving import current_folder
     from onnxtrain.model_file.writing import only_warns
+    from onnxtrain.training.callbacks import EarlyStopping
     from onnxtrain.training.config import Distributed
     from onnxtrain.training.trainer import Trainer
 
@@ -248,7 +237,11 @@ def command(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingHint)  # Progress prints all hints
-        start = _with_head(model, new_head, training.prediction, training.seed)
+        start: Path | ModelProto = model
+        if new_head is not None:
+            from onnxtrain.editing.head import replace_head
+
+            start = replace_head(model, new_head, output=training.prediction, seed=training.seed)
         options = training.arguments()
         if lora is not None and options["train"] is None and not isinstance(start, Path):
             options["train"] = _new_weights(start, model)
@@ -275,10 +268,11 @@ def command(
     weights = _sample_weight(loop.sample_weight)
     start_folder = current_folder()
     shown = Progress(trainer, name=model.name, display=progress)
+    stopping = [] if early_stopping is None else [EarlyStopping(patience=early_stopping)]
     with _interruptible(trainer, output, base, start_folder), contextlib.closing(shown):
         history = trainer.fit(
             source,
-            callbacks=[shown, *_early_stopping(early_stopping), *added_callbacks(added, reading, shown), *logs],
+            callbacks=[shown, *stopping, *added_callbacks(added, reading, shown), *logs],
             run=run,
             **loop.arguments() | {"validation": held_out, "sample_weight": weights},
         )
@@ -307,7 +301,7 @@ def command(
 
 def _save(trainer: Trainer, output: Path, base: Path | None, start: Path) -> None:
     """Save the model, or the adapter and the model that it is for, elsewhere if not here."""
-    from onnxtrain.model_file.rescue import save_or_rescue
+    from onnxtrain.model_file.saving import save_or_rescue
 
     save_or_rescue(lambda path: trainer.save(path, ema=trainer.config.ema is not None), output, start)
     if base is not None:
@@ -321,19 +315,10 @@ def _run_folder(
     from onnxtrain.training.run_folder import RunFolder
 
     text = as_toml({**arguments, "settings": None, **settings.resolved()})
-    folder = RunFolder(path, title=model.name, command=command_line(), settings=text)
+    folder = RunFolder(path, title=model.name, command=shlex.join(["onnxtrain", *TOKENS.get()]), settings=text)
     folder.check(resume=resume)
     folder.waits = True
     return folder
-
-
-def _with_head(model: Path, classes: int | None, output: str | None, seed: int) -> Path | ModelProto:
-    """Return the model to train: the given one, or with a new head."""
-    if classes is None:
-        return model
-    from onnxtrain.editing.head import replace_head
-
-    return replace_head(model, classes, output=output, seed=seed)
 
 
 def _new_weights(start: ModelProto, model: Path) -> list[str]:
@@ -398,12 +383,6 @@ def _check_output(trainer: Trainer, output: Path) -> None:
         trainer.config.model.check_writable(output)
         if (labels := names_file(output)).exists():
             check_writable(labels)
-
-
-def _early_stopping(patience: int | None) -> list[Callback]:
-    from onnxtrain.training.callbacks import EarlyStopping
-
-    return [] if patience is None else [EarlyStopping(patience=patience)]
 
 
 def _is_file(sample_weight: str | None) -> bool:

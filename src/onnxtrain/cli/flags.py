@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter
 
+from onnxtrain.errors import OptionError
 from onnxtrain.losses import LOSSES
 from onnxtrain.training.config import Flag, TrainingConfig
 from onnxtrain.training.fit_options import FitOptions
 
 if TYPE_CHECKING:
+    from onnxtrain.adapters.lora import Lora
     from onnxtrain.runtime.options import RuntimeOptions
+
+N = TypeVar("N", int, float)
+T = TypeVar("T")
 
 LOSS_HELP = (
     "The loss: softmax_cross_entropy, binary_cross_entropy, mean_squared_error or next_token, or another one. All: "
@@ -50,6 +56,48 @@ _GROUPS: Final = {
 def group_of(flag: Flag) -> Group:
     """Return the group that shows a flag: one of the above, or one of a plugin, after the loss."""
     return _GROUPS.setdefault(flag.group, Group(flag.group, sort_key=4))
+
+
+def annotated(
+    kind: Any,
+    default: Any,
+    help: str,
+    *,
+    group: Group,
+    common: bool = False,
+    metavar: str | None = None,
+    name: Sequence[str] | None = None,
+) -> Any:
+    """Return the type of a flag for cyclopts; only one that is on, or undecided, by default has a ``--no-`` flag."""
+    parameter = Parameter(
+        name=name,
+        group=(group, COMMON) if common else group,
+        negative=None if default is True or kind == bool | None else (),
+        show_default=False if default is False else None,
+        metavar=metavar,
+        help=help,
+    )
+    return Annotated[kind, parameter]
+
+
+def flag(default: Any, help: str, **settings: Any) -> Any:
+    """Return the field of a flag in a :func:`grouped` class, with settings of :func:`annotated`."""
+    return dataclasses.field(default=default, metadata={"help": help, "settings": settings})
+
+
+def grouped(group: Group) -> Callable[[type[T]], type[T]]:
+    """Let the fields of a dataclass be flags of a command, which takes an object of the class."""
+
+    def decorate(made: type[T]) -> type[T]:
+        hints = get_type_hints(made, include_extras=True)
+        for field in dataclasses.fields(made):  # type: ignore[arg-type]
+            if field.name in made.__annotations__ and "help" in (given := field.metadata):
+                settings = {"group": group, **given["settings"]}
+                hints[field.name] = annotated(hints[field.name], field.default, given["help"], **settings)
+        made.__annotations__ = {name: hints[name] for name in made.__annotations__}
+        return Parameter(name="*", group=group)(made)
+
+    return decorate
 
 
 def options_of(source: type) -> dict[str, tuple[dataclasses.Field[Any], Flag]]:
@@ -152,7 +200,16 @@ Provider = Annotated[
 ]
 Debug = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Show the traceback of an error.")]
 Quiet = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print nothing but errors.")]
-Json = Annotated[bool, SWITCH, Parameter(group=RESULTS, help="Print JSON instead of tables.")]
+Json = Annotated[bool, SWITCH, Parameter(name="--json", group=RESULTS, help="Print JSON instead of tables.")]
+
+
+def adapter_of(path: Path | None) -> Lora | None:
+    """Return the adapter to compute with; ``None`` without a path."""
+    if path is None:
+        return None
+    from onnxtrain.adapters.lora import Lora
+
+    return Lora(adapter=path)
 
 
 def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
@@ -165,5 +222,38 @@ def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a parameter: ``--learning-rate``."""
-    return "--" + name.replace("_", "-")
+    """Return the flag of an option: ``--learning-rate``."""
+    return "--" + RENAMED.get(name, name).replace("_", "-")
+
+
+def read_numbers(flag: str, text: str, wanted: str) -> list[float]:
+    """Parse numbers with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"{flag} is {text!r}; it needs {wanted}.") from None
+
+
+def read_pairs(flag: str, given: Sequence[str] | None, number: Callable[[str], N], wanted: str) -> dict[str, N]:
+    """Parse texts NAME=NUMBER; the last equals sign separates, since names may have some."""
+    found = {}
+    for text in given or ():
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = number(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise OptionError(f"{flag} is {text!r}; it needs {wanted}.")
+    return found
+
+
+def sizes_of(static: Sequence[str] | None) -> dict[str, int]:
+    """Return the sizes of ``--static`` by name."""
+
+    def size(text: str) -> int:
+        if not text.isascii() or not text.isdigit():
+            raise ValueError
+        return int(text)
+
+    return read_pairs("--static", static, size, "a name and a size, such as N=32")

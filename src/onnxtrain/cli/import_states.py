@@ -47,9 +47,9 @@ def command(
     )
     found = import_states(model, states, output, untie=untie, tie=tie)
     rows = {
-        "written": f"{output} ({terminal.file_size(output)})",
+        "written": terminal.sized(output),
         "weights": plural(len(found.weights), "tensor"),
     }
     if found.others:
         rows["left out"] = f"{plural(len(found.others), 'state')} of the optimizer"
-    terminal.console().print(terminal.facts(rows))
+    terminal.print_facts(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +46,7 @@ def command(
         flags.SWITCH,
         Parameter(group=flags.WEIGHTS, help="List the layers that can have adapters (fit --lora) instead."),
     ] = False,
-    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    json_output: flags.Json = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain inspect``."""
@@ -58,7 +57,7 @@ def command(
 
     found = inspect(model, train=train, freeze=freeze, output=prediction)
     if json_output:
-        print(json.dumps(dataclasses.asdict(found) | {"trainable_size": found.trainable_size}))  # noqa: T201
+        terminal.print_json(dataclasses.asdict(found) | {"trainable_size": found.trainable_size})
         return
     console = terminal.console()
     _head(console, str(model), found)
@@ -85,7 +84,7 @@ def _adaptable(model: Path, *, as_json: bool) -> None:
 
     found = adaptable_layers(model)
     if as_json:
-        print(json.dumps([dataclasses.asdict(row) for row in found]))  # noqa: T201
+        terminal.print_json([dataclasses.asdict(row) for row in found])
         return
     table = terminal.table("layer", "operator", "inputs", "outputs", "bits", right=("inputs", "outputs", "bits"))
     for row in found:

@@ -23,7 +23,7 @@ from cyclopts import Argument, CycloptsError, MissingArgumentError, UnknownOptio
 
 import onnxtrain
 from onnxtrain.cli.commands import COMMANDS
-from onnxtrain.cli.flags import RENAMED
+from onnxtrain.cli.flags import flag_of
 from onnxtrain.cli.help import first_sentence
 from onnxtrain.errors import TrainingHint
 from onnxtrain.errors.escaping import visible
@@ -42,11 +42,6 @@ _READER = re.compile(r"onnxtrain\.data\.\w+\(path, ([^()]*)\)")
 _PLAIN = re.compile(r"[\w.:-]+")
 
 
-def flag(name: str) -> str:
-    """Return the flag of an argument."""
-    return "--" + RENAMED.get(name, name).replace("_", "-")
-
-
 def in_flags(sentence: str) -> str:
     """Return a message with arguments of :class:`~onnxtrain.Trainer` and ``fit`` written as flags."""
     names = _argument_names()
@@ -56,11 +51,11 @@ def in_flags(sentence: str) -> str:
         if name not in names:
             return match[0]
         if value in (None, "True"):
-            return flag(name)
+            return flag_of(name)
         if value == "False":
-            return flag(f"no_{name}")
+            return flag_of(f"no_{name}")
         bare = [text.strip("\"'") for text in (re.findall(_TEXT, value) or [value])]
-        return " ".join(f"{flag(name)} {text if _PLAIN.fullmatch(text) else repr(text)}" for text in bare)
+        return " ".join(f"{flag_of(name)} {text if _PLAIN.fullmatch(text) else repr(text)}" for text in bare)
 
     return _ARGUMENT.sub(replace, _READER.sub(r"\1", sentence))
 

@@ -11,23 +11,15 @@ from cyclopts import Group, Parameter
 
 from onnxtrain.cli.flags import READING, RESULTS
 from onnxtrain.cli.reader_flags import DataFlags, FitFlags
-from onnxtrain.errors.registries import Registry
+from onnxtrain.errors.registries import ClassRegistry
 
 if TYPE_CHECKING:
     from onnxtrain.training.callbacks import Callback
     from onnxtrain.training.callbacks.progress import Progress
 
 
-def _for_data(given: object) -> bool:
-    return isinstance(given, type) and issubclass(given, DataFlags)
-
-
-def _for_fit(given: object) -> bool:
-    return isinstance(given, type) and issubclass(given, FitFlags)
-
-
-DATA: Final[Registry[type[DataFlags]]] = Registry("flags of data", _for_data, "a class derived from DataFlags")
-FIT: Final[Registry[type[FitFlags]]] = Registry("flags of fit", _for_fit, "a class derived from FitFlags")
+DATA: Final[ClassRegistry[DataFlags]] = ClassRegistry("flags of data", DataFlags)
+FIT: Final[ClassRegistry[FitFlags]] = ClassRegistry("flags of fit", FitFlags)
 """Flags of plugins."""
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
-from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.plugin_flags import ReaderFlags
 from onnxtrain.errors import OptionError
@@ -91,7 +90,7 @@ def command(
     check_writable(output)
     source = reading.source(data)
     runtime = flags.runtime(threads, provider)
-    lora = adapter_of(lora_adapter)
+    lora = flags.adapter_of(lora_adapter)
     arrays = outputs(model, source, target=target, batch_size=batch_size, lora=lora, runtime=runtime)
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
@@ -116,16 +115,13 @@ def command(
         )
         write_table(output, table)
         rows = {"lines": count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}
-        rows["written"] = f"{output} ({terminal.file_size(output)})"
-        terminal.console().print(terminal.facts(rows))
-        return
-    # Strings are Python objects, which only pickle could write.
-    arrays = {name: array.astype(np.str_) if array.dtype.hasobject else array for name, array in arrays.items()}
-    with AtomicFiles() as files, files.create(output) as file:
-        if output.suffix == ".npy":
-            np.save(file, next(iter(arrays.values())), allow_pickle=False)
-        else:
-            np.savez(file, allow_pickle=False, **arrays)
-    rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
-    rows["written"] = f"{output} ({terminal.file_size(output)})"
-    terminal.console().print(terminal.facts(rows))
+    else:
+        # Strings are Python objects, which only pickle could write.
+        arrays = {name: array.astype(np.str_) if array.dtype.hasobject else array for name, array in arrays.items()}
+        with AtomicFiles() as files, files.create(output) as file:
+            if output.suffix == ".npy":
+                np.save(file, next(iter(arrays.values())), allow_pickle=False)
+            else:
+                np.savez(file, allow_pickle=False, **arrays)
+        rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
+    terminal.print_facts({**rows, "written": terminal.sized(output)})

@@ -153,13 +153,7 @@ class QuietStream:
 
     def write(self, text: str) -> int:
         """Write or drop the text; returns its length."""
-        if self._below is not None and self.failure is None:
-            try:
-                self._write(text)
-            except BlockingIOError:  # a full pipe
-                pass
-            except (OSError, ValueError) as error:  # ValueError: closed
-                self.failure = error
+        self._attempt(lambda: self._write(text))
         return len(text)
 
     def _write(self, text: str) -> None:
@@ -171,12 +165,16 @@ class QuietStream:
 
     def flush(self) -> None:
         """Flush the stream below."""
+        self._attempt(lambda: self._below.flush())
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        """Use the stream below until it has failed."""
         if self._below is not None and self.failure is None:
             try:
-                self._below.flush()
-            except BlockingIOError:
+                action()
+            except BlockingIOError:  # a full pipe
                 pass
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError) as error:  # ValueError: closed
                 self.failure = error
 
     def lost(self) -> str | None:
@@ -191,8 +189,9 @@ class QuietStream:
         if self.failure is None:
             return
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            descriptor = self._below.fileno()
-            kept = _duplicate(descriptor)
+            descriptor, kept = self._below.fileno(), None
+            with contextlib.suppress(OSError):
+                kept = os.dup(descriptor)
             _point_at_null(descriptor)
             self._below.flush()
             if kept is not None:
@@ -241,13 +240,6 @@ def occupy_standard_descriptors() -> None:
         except OSError:
             with contextlib.suppress(OSError):
                 _point_at_null(descriptor)
-
-
-def _duplicate(descriptor: int) -> int | None:
-    try:
-        return os.dup(descriptor)
-    except OSError:
-        return None
 
 
 def _point_at_null(descriptor: int) -> None:

@@ -36,18 +36,11 @@ class Progress(progress.Progress):
         self._name = name
         self._stop_reason: str | None = None
         self._written: dict[str, str] = {}
-        super().__init__(self._found_display(display))
-
-    def _found_display(self, display: str) -> progress.Display:
         bar = self._console.is_terminal and display == "auto"
-        return progress.Bar(self._console) if bar else progress.Lines(self._console.print)
+        super().__init__(progress.Bar(self._console) if bar else progress.Lines(self._console.print))
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Print the trainable parameters, and start the bar."""
-        self._introduce()
-        super().on_fit_begin(state)
-
-    def _introduce(self) -> None:
         trainer = self._trainer
         trained = sum(array.size for array in trainer.parameters.values())
         everything = sum(row.size for row in trainer.objective.table)
@@ -57,6 +50,7 @@ class Progress(progress.Progress):
         self._console.print(Text.assemble((self._name, "bold"), f": trains {what} with {rule}"))
         for hint in self._hints:
             self._console.print(Text.assemble(("hint: ", "yellow"), in_flags(hint)))
+        super().on_fit_begin(state)
 
     def on_fit_end(self, state: TrainingState) -> None:
         """Stop the bar."""
@@ -68,12 +62,12 @@ class Progress(progress.Progress):
 
     def written(self, what: str, path: Path) -> None:
         """Remember a file for the summary."""
-        self._written[what] = f"{path} ({terminal.file_size(path)})"
+        self._written[what] = terminal.sized(path)
 
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
         """Write the training curve, or print it where a PNG needs matplotlib and it is missing."""
         from onnxtrain.training.callbacks.report import MISSING, save_curve, text_curve
-        from onnxtrain.training.report.png import matplotlib_available
+        from onnxtrain.training.report.charts import matplotlib_available
 
         if path.suffix == ".svg" or matplotlib_available():
             save_curve(rows, path, title=title)

@@ -57,4 +57,4 @@ def command(
     ModelFile.load(made).save(output, {})
     write_names(output, read_names(ModelFile.load(model)))
     before, after = terminal.file_size(model), terminal.file_size(output)
-    terminal.console().print(terminal.facts({"written": f"{output} ({after}; the model given: {before})"}))
+    terminal.print_facts({"written": f"{output} ({after}; the model given: {before})"})

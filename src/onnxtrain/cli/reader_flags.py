@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from onnxtrain.cli.flags import READING, RESULTS, SWITCH
+from onnxtrain.cli.flags import READING, RESULTS, flag, flag_of, grouped, read_numbers
 from onnxtrain.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.callbacks.progress import Progress
 
 
-@Parameter(name="*", group=READING)
+@grouped(READING)
 @dataclass(frozen=True)
 class DataFlags:
     """Settings of the readers in :mod:`onnxtrain.data`, for all data of a command.
@@ -26,41 +26,24 @@ class DataFlags:
     Plugins add flags by classes derived from this one (:func:`onnxtrain.register_flags`).
     """
 
-    mean: Annotated[
-        str | None,
-        Parameter(
-            metavar="NUMBERS", help="Images: subtract this, one number or 0.49,0.46,0.41.  [default: the model's]"
-        ),
-    ] = None
-    std: Annotated[
-        str | None,
-        Parameter(
-            metavar="NUMBERS", help="Images: divide by this, one number or 0.23,0.22,0.23.  [default: the model's]"
-        ),
-    ] = None
-    skip_broken: Annotated[bool, SWITCH, Parameter(help="Images: skip those that cannot be read.")] = False
-    orient: Annotated[
-        bool | None, Parameter(help="Images: rotate by their EXIF tag.  [default: as in the training, else yes]")
-    ] = None
-    delimiter: Annotated[
-        str | None, Parameter(metavar="MARK", help="CSV: separator of cells.  [default: detected]")
-    ] = None
-    encoding: Annotated[
-        str | None, Parameter(metavar="NAME", help="CSV: the encoding of the text.  [default: detected]")
-    ] = None
-    decimal: Annotated[str | None, Parameter(metavar="MARK", help="CSV: the decimal sign.  [default: detected]")] = None
-    tokenizer: Annotated[
-        Path | None,
-        Parameter(
-            metavar="FILE",
-            help="Text: a tokenizer.json, for a column of texts or for chats.  [default for chats: beside the model]",
-        ),
-    ] = None
-    text: Annotated[str, Parameter(metavar="NAME", help="Text: the column.")] = "text"
-    length: Annotated[
-        int | None,
-        Parameter(metavar="TOKENS", help="Text: tokens per example.  [default: the model's or longest]"),
-    ] = None
+    mean: str | None = flag(
+        None, "Images: subtract this, one number or 0.49,0.46,0.41.  [default: the model's]", metavar="NUMBERS"
+    )
+    std: str | None = flag(
+        None, "Images: divide by this, one number or 0.23,0.22,0.23.  [default: the model's]", metavar="NUMBERS"
+    )
+    skip_broken: bool = flag(False, "Images: skip those that cannot be read.")
+    orient: bool | None = flag(None, "Images: rotate by their EXIF tag.  [default: as in the training, else yes]")
+    delimiter: str | None = flag(None, "CSV: separator of cells.  [default: detected]", metavar="MARK")
+    encoding: str | None = flag(None, "CSV: the encoding of the text.  [default: detected]", metavar="NAME")
+    decimal: str | None = flag(None, "CSV: the decimal sign.  [default: detected]", metavar="MARK")
+    tokenizer: Path | None = flag(
+        None,
+        "Text: a tokenizer.json, for a column of texts or for chats.  [default for chats: beside the model]",
+        metavar="FILE",
+    )
+    text: str = flag("text", "Text: the column.", metavar="NAME")
+    length: int | None = flag(None, "Text: tokens per example.  [default: the model's or longest]", metavar="TOKENS")
 
     def source(self, path: str, loss: str | None = None) -> Any:
         """Return the data of a path, read with these settings.
@@ -119,7 +102,7 @@ class DataFlags:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in names and value != field.default:
-                flag = f"--{'no-' * (value is False)}{field.name.replace('_', '-')}"
+                flag = flag_of(f"{'no_' * (value is False)}{field.name}")
                 shown = flag if isinstance(value, bool) else f"{flag} is {str(value)!r}"
                 raise OptionError(f"{shown}, but {path!r} is read as {kind}; leave it out.")
 
@@ -142,8 +125,5 @@ class FitFlags:
 def _channel_values(name: str, given: str | None) -> float | Sequence[float] | None:
     if given is None:
         return None
-    try:
-        found = [float(part) for part in given.split(",")]
-    except ValueError:
-        raise OptionError(f"--{name} is {given!r}; it needs numbers such as 0.5 or 0.49,0.46,0.41.") from None
+    found = read_numbers(f"--{name}", given, "numbers such as 0.5 or 0.49,0.46,0.41")
     return found[0] if len(found) == 1 else found

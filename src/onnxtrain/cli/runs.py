@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -29,11 +27,11 @@ def command(
     ],
     /,
     *,
-    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    json_output: flags.Json = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain runs``."""
-    from onnxtrain.training.report.runs import differences, read_runs
+    from onnxtrain.training.report.record import differences, read_runs
 
     runs = read_runs(folders)
     differ = differences(runs)
@@ -44,12 +42,12 @@ def command(
                 "finished": run.finished,
                 "seconds": run.seconds,
                 "epochs": len(run.rows),
-                "best": {name: value if math.isfinite(value) else None for name, value in run.best.items()},
+                "best": run.best,
                 "differs": settings,
             }
             for run, settings in zip(runs, differ, strict=True)
         ]
-        print(json.dumps(found))  # noqa: T201 - the output of the command
+        terminal.print_json(found)
         return
     names = list(dict.fromkeys(name for run in runs for name in run.best))
     shown = [words(name) for name in names]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -69,6 +72,31 @@ def facts(rows: Mapping[str, str]) -> Table:
     for name, value in rows.items():
         result.add_row(name, value)
     return result
+
+
+def print_facts(rows: Mapping[str, str]) -> None:
+    """Print names and values on the standard output."""
+    console().print(facts(rows))
+
+
+def print_json(found: object) -> None:
+    """Print a result as JSON, which lacks infinities and NaN: they become null."""
+    print(json.dumps(_jsonable(found)))  # noqa: T201 - the output of a command
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def sized(path: Path) -> str:
+    """Return a written path with its size."""
+    return f"{path} ({file_size(path)})"
 
 
 def file_size(path: Path) -> str:

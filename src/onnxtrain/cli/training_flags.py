@@ -1,22 +1,41 @@
-"""Flags of the options of a training: made from the fields that document them, the losses and the optimizers."""
+"""Flags of the options of a training, made from the fields that document them, of losses, adapters and optimizers."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
-from onnxtrain.cli.flags import COMMON, LOSS, MEMORY, OPTIMIZER, RENAMED, flag_of, given, group_of, options_of
+from onnxtrain.cli.flags import (
+    ADAPTERS,
+    LOSS,
+    MEMORY,
+    OPTIMIZER,
+    RENAMED,
+    annotated,
+    flag,
+    flag_of,
+    given,
+    group_of,
+    grouped,
+    options_of,
+    read_numbers,
+    read_pairs,
+)
 from onnxtrain.errors import OptionError
-from onnxtrain.operators.choice import optimizers_by_name, read_optimizer
 from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
+from onnxtrain.operators.registry import optimizers_by_name, read_optimizer
 from onnxtrain.parameters.groups import read_group
 from onnxtrain.training.config import TrainingConfig, choose_precision
 from onnxtrain.training.fit_options import FitOptions
+
+if TYPE_CHECKING:
+    from onnxtrain.adapters.lora import Lora
 
 
 class TrainingFlags:
@@ -60,76 +79,127 @@ def _kind(hint: Any) -> Any:
 def flags_class(source: type, base: type) -> Any:
     """Return the class of the flags of a class of options: an option becomes one by the ``flag`` of its field."""
     options = options_of(source)
-    hints = {} if all(flag.kind for _, flag in options.values()) else typing.get_type_hints(source)
+    hints = {} if all(form.kind for _, form in options.values()) else typing.get_type_hints(source)
     fields: list[tuple[str, Any, Any]] = []
-    for name, (field, flag) in options.items():
-        kind = flag.kind or _kind(hints[name])
+    for name, (field, form) in options.items():
+        kind = form.kind or _kind(hints[name])
         default = field.default if isinstance(field.default, bool | int | float | str) else None
-        parameter = Parameter(
-            group=(group_of(flag), COMMON) if flag.common else group_of(flag),
-            negative=None if default is True else (),
-            show_default=False if default is False else None,
-            metavar=flag.metavar or ("PATTERN" if list[str] in typing.get_args(kind) else None),
-            help=flag.help,
-        )
+        metavar = form.metavar or ("PATTERN" if list[str] in typing.get_args(kind) else None)
         kind = IntegerPair if kind == tuple[int, int] else kind
-        fields.append((RENAMED.get(name, name), Annotated[kind, parameter], dataclasses.field(default=default)))
+        made = annotated(kind, default, form.help, group=group_of(form), common=form.common, metavar=metavar)
+        fields.append((RENAMED.get(name, name), made, dataclasses.field(default=default)))
     result = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
     result.__module__ = __name__  # Python 3.11 says "types", where cyclopts would look for the annotations
     return Parameter(name="*")(result)
 
 
-@Parameter(name="*", group=LOSS)
+@grouped(LOSS)
 @dataclass(frozen=True)
 class LossFlags:
     """Flags for arguments of the loss."""
 
-    axis: Annotated[
-        int | None,
-        Parameter(help="Class axis of the logits, for softmax_cross_entropy.  [default: by the labels' shape]"),
-    ] = None
-    ignore_index: Annotated[
-        int | None, Parameter(help="Label that the loss ignores, for softmax_cross_entropy.  [default: -100]")
-    ] = None
-    class_weights: Annotated[
-        str | None,
-        Parameter(metavar="NUMBERS", help="One weight per class, for softmax_cross_entropy: 1,1,3."),
-    ] = None
-    label_smoothing: Annotated[
-        float | None, Parameter(help="Share of every label to spread over all classes, in [0, 1).  [default: 0]")
-    ] = None
-    chunk: Annotated[
-        int | None,
-        Parameter(
-            group=MEMORY,
-            metavar="ROWS",
-            help="Rows (tokens) of logits to compute at a time, for softmax_cross_entropy, next_token, dpo, orpo and "
-            "kto: saves memory with large vocabularies.  [default: all]",
-        ),
-    ] = None
-    check_targets: Annotated[
-        bool, Parameter(help="Refuse targets outside 0 to 1, and distributions that do not sum to 1.")
-    ] = True
+    axis: int | None = flag(
+        None, "Class axis of the logits, for softmax_cross_entropy.  [default: by the labels' shape]"
+    )
+    ignore_index: int | None = flag(None, "Label that the loss ignores, for softmax_cross_entropy.  [default: -100]")
+    class_weights: str | None = flag(None, "One weight per class, for softmax_cross_entropy: 1,1,3.", metavar="NUMBERS")
+    label_smoothing: float | None = flag(
+        None, "Share of every label to spread over all classes, in [0, 1).  [default: 0]"
+    )
+    chunk: int | None = flag(
+        None,
+        "Rows (tokens) of logits to compute at a time, for softmax_cross_entropy, next_token, dpo, orpo and "
+        "kto: saves memory with large vocabularies.  [default: all]",
+        metavar="ROWS",
+        group=MEMORY,
+    )
+    check_targets: bool = flag(True, "Refuse targets outside 0 to 1, and distributions that do not sum to 1.")
 
     def of(self, loss: str) -> Any:
         """Return the loss with these arguments."""
-        given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
-        given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
-        given["label_smoothing"], given["chunk"] = self.label_smoothing, self.chunk
-        given["check_targets"] = None if self.check_targets else False
-        options = {name: value for name, value in given.items() if value is not None}
-        if not options:
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        given = {name: value for name, (value, default) in values.items() if value != default}
+        if self.class_weights is not None:
+            wanted = "numbers with commas between them: 1,1,3"
+            given["class_weights"] = tuple(read_numbers("--class-weights", self.class_weights, wanted))
+        if not given:
             return loss
         from onnxtrain.losses.loss_choice import resolve_loss
 
-        return resolve_loss(loss, **options)
+        return resolve_loss(loss, **given)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise OptionError(f"--class-weights is {text!r}; it needs numbers with commas between them: 1,1,3.") from None
+@grouped(ADAPTERS)
+@dataclass(frozen=True)
+class LoraFlags:
+    """Adapters to train beside frozen weights."""
+
+    lora: int | None = flag(
+        None,
+        "Train adapters of this rank beside frozen weights. The output is then an adapter (.onnx_adapter, or "
+        "a folder for PEFT), or a model (.onnx) into which it is merged.",
+        metavar="RANK",
+        common=True,
+    )
+    lora_alpha: float | None = flag(None, "Adapters are scaled by alpha / rank.  [default: 16]")
+    lora_targets: list[str] | None = flag(
+        None,
+        "The layers to adapt: names that 'inspect --adaptable' lists, or all-linear. May be "
+        "repeated.  [default: attention's, else all-linear]",
+        metavar="PATTERN",
+    )
+    lora_dropout: float | None = flag(None, "Dropout of the adapters' inputs.  [default: 0]")
+    lora_init: Literal["kaiming", "gaussian", "pissa", "loftq"] | None = flag(
+        None,
+        "Initial values of adapters: random, the weight's principal singular values (pissa), or the error of "
+        "quantization (loftq).  [default: kaiming]",
+    )
+    lora_original: Path | None = flag(
+        None, "For loftq: the float model that the quantized MODEL was made from.", metavar="PATH"
+    )
+    lora_rank_pattern: list[str] | None = flag(
+        None,
+        "Another rank for the layers that match, such as '*.v_proj=16'. May be repeated; the first applies.",
+        metavar="PATTERN=RANK",
+    )
+    lora_alpha_pattern: list[str] | None = flag(
+        None, "Another alpha for the layers that match, likewise.", metavar="PATTERN=ALPHA"
+    )
+    lora_lr_ratio: float | None = flag(
+        None, "The learning rate of B divided by that of A (LoRA+), such as 16.  [default: 1]"
+    )
+    lora_adapter: Path | None = flag(
+        None, "Continue with this .onnx_adapter file or PEFT folder, instead of --lora.", metavar="PATH"
+    )
+    dora: bool = flag(False, "Train the magnitudes of columns, too (DoRA).")
+    rslora: bool = flag(False, "Scale adapters by alpha / sqrt(rank) (rsLoRA).")
+
+    def build(self) -> Lora | None:
+        """Return the settings of the adapters, if any."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "lora"}
+        given = {name: value for name, value in values.items() if value is not None and value is not False}
+        if self.lora is None and self.lora_adapter is None:
+            if given:
+                first = flag_of(next(iter(given)))
+                raise OptionError(f"{first} is for adapters, but there are none; give their rank: --lora 8.")
+            return None
+        from onnxtrain.adapters.lora import Lora
+
+        if self.lora is not None and self.lora_adapter is not None:
+            raise OptionError(
+                f"--lora {self.lora} begins new adapters of this rank, but --lora-adapter {self.lora_adapter} "
+                "continues with those of a file and their ranks; leave one of the two out."
+            )
+        settings: dict[str, Any] = {name.removeprefix("lora_"): value for name, value in given.items()}
+        if self.lora is not None:
+            settings["rank"] = self.lora
+        settings["rank_pattern"] = read_pairs(
+            "--lora-rank-pattern", self.lora_rank_pattern, int, "PATTERN=RANK, such as '*.v_proj=16'"
+        )
+        settings["alpha_pattern"] = read_pairs(
+            "--lora-alpha-pattern", self.lora_alpha_pattern, float, "PATTERN=ALPHA, such as '*.v_proj=16'"
+        )
+        return Lora(**settings)
 
 
 class OptimizerFlags:
@@ -212,7 +282,15 @@ def _numbers_of(number: type[int] | type[float], wanted: str) -> Callable[[Any, 
 _integers = _numbers_of(int, "a pair of integers such as 4,1")
 _pair = _numbers_of(float, "a pair of numbers such as 0.9,0.999")
 
-IntegerPair = Annotated[tuple[int, ...] | None, Parameter(negative=(), n_tokens=1, converter=_integers, metavar="A,B")]
+IntegerPair = Annotated[tuple[int, ...] | None, Parameter(negative=(), n_tokens=1, converter=_integers)]
+NumberPair = Annotated[tuple[float, ...] | None, Parameter(negative=(), n_tokens=1, converter=_pair)]
+
+_KINDS: Mapping[str, tuple[Any, str | None]] = {
+    "betas": (NumberPair, "A,B"),
+    "block": (IntegerPair, "OUT,IN"),
+    "nesterov": (bool, None),
+}
+"""Types of the settings that are no single number or text, and what help shows for their values."""
 
 
 def _optimizer_flags(default: str) -> type[OptimizerFlags]:
@@ -220,45 +298,37 @@ def _optimizer_flags(default: str) -> type[OptimizerFlags]:
     optimizers = optimizers_by_name()
     rates = ", ".join(f"{name}: {settings().learning_rate:g}" for name, settings in optimizers.items())
     names: dict[str, Any] = {
-        "optimizer": Annotated[
+        "optimizer": annotated(
             Literal[tuple(optimizers)] | str,
-            Parameter(
-                group=(OPTIMIZER, COMMON),
-                metavar="NAME",
-                help="The update rule. Its settings are flags, or as in 'adam(lr=1e-3)'.",
-            ),
-        ],
-        "learning_rate": Annotated[
+            default,
+            "The update rule. Its settings are flags, or as in 'adam(lr=1e-3)'.",
+            group=OPTIMIZER,
+            common=True,
+            metavar="NAME",
+        ),
+        "learning_rate": annotated(
             float | None,
-            Parameter(
-                name=["--learning-rate", "--lr"],
-                group=(OPTIMIZER, COMMON),
-                help=f"Learning rate, the highest one of a schedule. [{rates}]",
-            ),
-        ],
+            None,
+            f"Learning rate, the highest one of a schedule. [{rates}]",
+            group=OPTIMIZER,
+            common=True,
+            name=["--learning-rate", "--lr"],
+        ),
     }
     kinds = {attribute.name: attribute.kind for each in optimizers.values() for attribute in each.schema.attributes}
     for settings in optimizers.values():
         for name in setting_names(settings):
             if name in ("lr", "sparsity") or name in names or (name == "block" and default == "ssgd"):
                 continue  # prune has a --block of its own
-            if name == "betas":
-                pair = Parameter(negative=(), n_tokens=1, converter=_pair, metavar="A,B", help=_setting_help(name))
-                names[name] = Annotated[tuple[float, ...] | None, pair]
-            elif name == "block":
-                names[name] = Annotated[IntegerPair, Parameter(metavar="OUT,IN", help=_setting_help(name))]
-            elif name == "nesterov":
-                names[name] = Annotated[bool | None, Parameter(negative=(), help=_setting_help(name))]
-            else:
-                kind = kinds.get(name, float)
-                names[name] = Annotated[kind | None, Parameter(help=_setting_help(name))]
+            kind, metavar = _KINDS.get(name, (kinds.get(name, float) | None, None))
+            names[name] = annotated(kind, None, _setting_help(name), group=OPTIMIZER, metavar=metavar)
     fields: list[tuple[str, Any, Any]] = [
         (name, kind, dataclasses.field(default=default if name == "optimizer" else None))
         for name, kind in names.items()
     ]
     made = dataclasses.make_dataclass("OptimizerSettings", fields, bases=(OptimizerFlags,), frozen=True)
     made.__module__ = __name__
-    result: type[OptimizerFlags] = Parameter(name="*", group=OPTIMIZER)(made)
+    result: type[OptimizerFlags] = Parameter(name="*")(made)
     return result
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self, SupportsIndex
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 
@@ -22,9 +24,10 @@ from onnxtrain.data.conversion import (
     convert,
     is_mapped,
 )
+from onnxtrain.data.hashing import checksum
 from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.naming import named_array
-from onnxtrain.data.target_checks import LabelCheck, TargetCheck
+from onnxtrain.data.target_checks import TargetCheck
 from onnxtrain.errors import DataError, OptionError
 
 
@@ -69,27 +72,58 @@ def share(batch: Batch, rows: slice, whole: int | None = None) -> Batch:
     return Batch(inputs, targets, max(0, stop - start), whole, batch.content, batch.common)
 
 
-class Dataset(ABC):
+NO_CHECKS: Final[Mapping[str | None, TargetCheck]] = MappingProxyType({})
+"""No checks of targets."""
+
+
+class Facts:
+    """Facts that data tell about themselves.
+
+    Attributes:
+        pixels: Normalization of images that a trained model has to record; None without one.
+        declared_labels: Labels that the data declare for their targets, including those without an example.
+        hints: Sentences about examples that were changed or left out.
+        of_tokens: True where examples are rows of tokens, and targets the tokens to predict.
+    """
+
+    pixels: Pixels | None = None
+    declared_labels: Sequence[str] = ()
+    hints: Sequence[str] = ()
+    of_tokens: bool = False
+
+
+class Dataset(Facts, ABC):
     """Examples that can be read in batches any number of times.
 
     Attributes:
         size: Number of examples; None where it is unknown.
         name: Name in error messages.
         weighted: True where every example has a weight.
+        borrows: True where arrays of a batch belong to others, who may overwrite them once the next one is read.
     """
 
     size: int | None = None
     weighted: bool = False
+    borrows: bool = False
     name: str = "the data"
+    _divide: Divide | None = None
+
+    def values(self, name: str | None = None) -> Array | None:
+        """Return the only targets, or the array of a name, as given or of the first batch; None if not known yet."""
+        return None
 
     @property
     def targets(self) -> Array | None:
-        """The given target array, or the first batch's; None if it is not known yet."""
-        return None
+        """The only targets; see :meth:`values`."""
+        return self.values()
 
     def fingerprint(self) -> str | None:
         """Return a hash of all arrays, which identifies the data of a resumed training; None without one."""
         return None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the number of examples and the fingerprint; both are None for an iterable of unknown content."""
+        return {"examples": self.size, "content": self.fingerprint()}
 
     def contents(self, most: int) -> dict[str, tuple[str, Array]]:
         """Return type and shape of every array in words, and sums of up to ``most`` rows; empty if they are unknown."""
@@ -105,26 +139,6 @@ class Dataset(ABC):
         """Names of the columns of inputs that were given as tables, as far as they are known, by input."""
         return {}
 
-    @property
-    def pixels(self) -> Pixels | None:
-        """Normalization of images that a trained model has to record; None without one."""
-        return None
-
-    @property
-    def declared_labels(self) -> Sequence[str]:
-        """Labels that the data declare for their targets, including those without an example."""
-        return ()
-
-    @property
-    def hints(self) -> Sequence[str]:
-        """Sentences about examples that were changed or left out."""
-        return ()
-
-    @property
-    def of_tokens(self) -> bool:
-        """True where examples are rows of tokens, and targets the tokens to predict."""
-        return False
-
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model.
 
@@ -133,15 +147,11 @@ class Dataset(ABC):
         """
         return self
 
-    def values(self, name: str) -> Array | None:
-        """Return an array as given, or that of the first batch; None where it is not known yet."""
-        return None
-
-    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
+    def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same data with targets checked against the requirements of the loss, and converted.
 
         Args:
-            target_spec: Requirements of the loss; None keeps the targets as given.
+            target_spec: Requirements of the loss.
             name: Name of the array, where it is not the only target.
 
         Raises:
@@ -168,11 +178,10 @@ class Dataset(ABC):
             spec.name
         )
 
-    @abstractmethod
     def batches(
-        self, batch_size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
+        self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
     ) -> Iterator[Batch]:
-        """Read all examples once, in batches.
+        """Read all examples once, in batches; an iterable of batches decides their size and order.
 
         Args:
             batch_size: Examples per batch; the last batch may be smaller.
@@ -185,31 +194,58 @@ class Dataset(ABC):
             DataError: The batch size is below 1, or the data does not fit the model.
             OptionError: The seed, the epoch or the start is negative.
         """
+        batch_size = checked_batch_size(batch_size)
+        check_not_negative(seed=seed, epoch=epoch, start=start)
+        found = self._read(batch_size, (seed, epoch) if shuffle else None, start)
+        return found if self._divide is None else self._parts(found, self._divide, start)
+
+    def shared(self, divide: Divide) -> Self:
+        """Return a dataset of one process's part of every batch, which may be empty."""
+        result = copy.copy(self)
+        result._divide = divide
+        return result
+
+    def _parts(self, batches: Iterator[Batch], divide: Divide, start: int) -> Iterator[Batch]:
+        """Return parts of batches that are read as a whole, with a checksum of the whole."""
+        for number, batch in enumerate(batches, start):
+            arrays = [*batch.inputs.values(), *([] if batch.targets is None else [batch.targets])]
+            own = share(batch, divide(number, batch.size), batch.size)
+            yield own._replace(content=checksum(arrays))
+
+    def take(self, indices: Array) -> Self:
+        """Return the examples with these indices, of data whose size is known."""
+        raise NotImplementedError
 
     @abstractmethod
-    def batch_count(self, batch_size: int) -> int | None:
-        """Return the number of batches per epoch; None if it is unknown."""
+    def _read(self, batch_size: int, shuffled: tuple[int, int] | None, start: int) -> Iterator[Batch]:
+        """Read all examples once, in the order of a seed and an epoch, or as given."""
+
+    def batch_count(self, batch_size: int = 1) -> int | None:
+        """Return the number of batches per epoch, of which the last may be smaller; None if it is unknown."""
+        return None if self.size is None else -(-self.size // checked_batch_size(batch_size))
 
     @abstractmethod
-    def validate(
-        self,
-        *,
-        classes: int | None = None,
-        ignore_index: int | None = None,
-        check: TargetCheck | None = None,
-        checks: Mapping[str, TargetCheck] | None = None,
-    ) -> None:
+    def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:
         """Check all values once: NaN and infinity in inputs and targets, and the range of targets.
 
         Args:
-            classes: Number of classes, where targets are class indices; None checks no labels.
-            ignore_index: Label outside the range that is allowed.
-            check: Another check of the targets.
-            checks: Checks of arrays by name.
+            checks: Checks of arrays by name; None is the name of the only targets.
 
         Raises:
             DataError: A value is invalid; the message names the array and the first example.
         """
+
+
+def epoch_order(size: int, shuffled: tuple[int, int] | None) -> Array | None:
+    """Return the order of the examples, which depends on seed and epoch only; None for the order of the data."""
+    return None if shuffled is None else permutation(np.random.SeedSequence(shuffled), size)
+
+
+def permutation(seed: np.random.SeedSequence, size: int) -> Array:
+    """Return ``Generator.permutation(size)``, as uint32 where the size allows it to halve the memory."""
+    rows = np.arange(size, dtype=np.uint32 if size <= 2**32 else np.int64)
+    np.random.Generator(np.random.PCG64(seed)).shuffle(rows)
+    return rows
 
 
 class Column(NamedTuple):
@@ -308,11 +344,6 @@ def checked_batch_size(batch_size: SupportsIndex) -> int:
             "batch_size", got=batch_size
         )
     return size
-
-
-def chosen_check(classes: int | None, ignore_index: int | None, check: TargetCheck | None) -> TargetCheck | None:
-    """Return the check of targets for the arguments of `Dataset.validate`."""
-    return check if classes is None else LabelCheck(classes, ignore_index)
 
 
 def check_not_negative(**values: Any) -> None:

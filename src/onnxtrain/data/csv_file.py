@@ -17,7 +17,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec, convert_cells, is_number, is_truth_word, kind_of, truth_digit
 from onnxtrain.data.files import GrowingArray, GrowingTexts, Reader, check_regular
-from onnxtrain.data.naming import NamedColumns, as_input, check_unique, check_width, choose_columns, columns_of
+from onnxtrain.data.naming import Wanted, check_unique
 from onnxtrain.errors import DataError
 from onnxtrain.errors.spelling import checks_arguments
 
@@ -87,7 +87,7 @@ class CsvFile(Reader):
         Raises:
             DataError: The file cannot be read or does not fit; the message names the line and the column.
         """
-        return self._with_file(lambda file: self._read_open(file, specs, target, need_target))
+        return self._with_file(lambda file: self._read_open(file, Wanted(specs, target, need_target)))
 
     def column_names(self) -> list[str]:
         """Return the names in the first line.
@@ -151,21 +151,15 @@ class CsvFile(Reader):
         rows = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
         return delimiter, rows, self._header(next(row for row in rows if row))
 
-    def _read_open(
-        self, file: IO[str], specs: Sequence[TensorSpec], target: str | None, need_target: bool
-    ) -> tuple[dict[str, object], object | None]:
+    def _read_open(self, file: IO[str], wanted: Wanted) -> tuple[dict[str, object], object | None]:
         """Return the inputs by name, and the targets if they are needed, of an open file."""
         delimiter, rows, columns = self._start(file)
-        chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
-        features, target = chosen
-        if features is not None:
-            check_width(chosen, specs[0], self.name)
+        chosen, specs = wanted.of_columns(columns, self.name), wanted.specs
+        chosen.check_width(specs[0], self.name)
         sign = _DecimalSign(self.name, self.decimal, delimiter)
         indices = {name: index for index, name in enumerate(columns)}
-        parts = [
-            _Part([indices[name] for name in columns_of(spec, features)], _number_type(spec), sign) for spec in specs
-        ]
-        label = None if target is None or not need_target else _Target(indices[target], sign)
+        parts = [_Part([indices[name] for name in chosen.of(spec)], _number_type(spec), sign) for spec in specs]
+        label = None if chosen.target is None or not wanted.need_target else _Target(indices[chosen.target], sign)
         table = _Table(self.name, columns, rows)
         arrays = [GrowingArray((len(part.indices),), part.dtype) for part in parts]
         empty = True
@@ -177,13 +171,7 @@ class CsvFile(Reader):
                 label.add(block, table)
         if empty:
             raise DataError(f"{self.name} has column names, but no line of data; it needs a line per example.")
-        values = [array.finish() for array in arrays]
-        inputs: dict[str, object] = {
-            spec.name: NamedColumns(value, tuple(features))
-            if features and not spec.beside
-            else as_input(value[:, 0], spec)
-            for spec, value in zip(specs, values, strict=True)
-        }
+        inputs = chosen.as_inputs((array.finish() for array in arrays), specs)
         return inputs, None if label is None else label.finish()
 
     def _header(self, row: list[str]) -> list[str]:

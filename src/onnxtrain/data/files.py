@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final, Self
 
+import ml_dtypes
 import numpy as np
 from numpy.lib import format as npy_format
 
@@ -39,17 +40,8 @@ _TYPES: Final[dict[str, Any]] = {
     "U16": np.uint16,
     "U8": np.uint8,
     "BOOL": np.bool_,
+    "BF16": ml_dtypes.bfloat16,
 }
-
-
-def _type(name: str) -> np.dtype[Any]:
-    if name == "BF16":
-        import ml_dtypes  # a dependency of onnx
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    dtype: np.dtype[Any] = np.dtype(_TYPES[name])
-    return dtype
 
 
 def map_safetensors(path: Path, *, may_be_empty: bool = False) -> dict[str, Array]:
@@ -74,9 +66,9 @@ def map_safetensors(path: Path, *, may_be_empty: bool = False) -> dict[str, Arra
     found = {}
     for name, entry in header.items():
         stored = entry["dtype"]
-        if stored not in (*_TYPES, "BF16"):
+        if stored not in _TYPES:
             raise DataError(f"'{name}' in '{path}' has the type {stored}, which data cannot have; convert it.")
-        dtype, shape = _type(stored), tuple(entry["shape"])
+        dtype, shape = np.dtype(_TYPES[stored]), tuple(entry["shape"])
         check_possible(shape, dtype, f"'{name}' in '{path}'")
         offset = 8 + length + entry["data_offsets"][0]
         found[name] = np.memmap(path, dtype, "r", offset, shape) if 0 not in shape else np.empty(shape, dtype)

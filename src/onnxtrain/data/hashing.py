@@ -1,16 +1,20 @@
-"""Hashes that identify arrays: of all bytes, or of evenly spread blocks of very large arrays."""
+"""Hashes that identify arrays and graphs: of all bytes, or of evenly spread blocks of very large arrays."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
 from onnxtrain.data.conversion import Array
+
+if TYPE_CHECKING:
+    from onnxtrain.model_file.file import ModelFile
 
 BLOCK_BYTES: Final = 2**20
 """Bytes that are hashed at a time."""
@@ -66,6 +70,21 @@ class Fingerprint:
     def digest(self) -> str:
         """Return the hash so far as a string."""
         return self._hash.hexdigest()
+
+
+def describe_graph(file: ModelFile) -> str:
+    """Hash the graph, without the values of its initializers."""
+    graph = copy.deepcopy(file.proto.graph)
+    for tensor in graph.initializer:
+        name, dims, kind = tensor.name, list(tensor.dims), tensor.data_type
+        tensor.Clear()
+        tensor.name, tensor.data_type = name, kind
+        tensor.dims.extend(dims)
+    del graph.sparse_initializer[:]
+    structure = Fingerprint()
+    for part in (graph, *file.proto.functions, *file.proto.opset_import):
+        structure.add_bytes(part.SerializeToString(deterministic=True))
+    return structure.digest()
 
 
 def checksum(arrays: Iterable[Array]) -> int:

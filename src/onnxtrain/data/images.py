@@ -45,36 +45,40 @@ class ImageSource:
     open: Path | Callable[[], IO[bytes]]
 
 
-def read_images(
-    found: Iterable[ImageSource],
-    spec: TensorSpec,
-    subject: str,
-    *,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    orient: bool | None = None,
-    skip_broken: bool = False,
-    advice: str,
-) -> tuple[Array | Rescaled, list[int]]:
-    """Read images into an array for an input of a model."""
-    layout = Layout.of(spec, subject)
-    shift, scale = (_channels(name, value, layout.channels, spec) for name, value in (("mean", mean), ("std", std)))
-    given = None if shift is None and scale is None else _pixels_given(shift, scale)
-    used = given or spec.pixels
-    if orient is None:
-        orient = spec.pixels is None or spec.pixels.orient
-    if used is not None or not orient:
-        used = (used or _UNCHANGED)._replace(orient=orient)
-    factor, offset = factors(used, layout)
-    if kind_of(spec.dtype) == "float":
-        _tell(given, spec.pixels)
-    try:
-        pixels, kept = _read_pixels(found, replace(layout, orient=orient), skip_broken, advice)
-    except OSError as error:  # also of the temporary file
-        raise DataError(f"{subject} cannot be read: {error.strerror or error}.") from error
-    if kind_of(spec.dtype) != "float":
-        return pixels, kept
-    return Rescaled(pixels, factor, offset, to_record(used)), kept
+@dataclass(frozen=True)
+class ImageReader(Reader):
+    """Base of the readers of images, with the options that :class:`ImageFolder` describes."""
+
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+    skip_broken: bool = False
+    orient: bool | None = None
+    examples_read: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The examples of the last reading, in its order."""
+
+    def read_images(
+        self, found: Iterable[ImageSource], spec: TensorSpec, advice: str
+    ) -> tuple[Array | Rescaled, list[int]]:
+        """Read images into an array for an input of a model; return it with the indices of the images in it."""
+        layout = Layout.of(spec, self.name)
+        shift = _channels("mean", self.mean, layout.channels, spec)
+        scale = _channels("std", self.std, layout.channels, spec)
+        given = None if shift is None and scale is None else _pixels_given(shift, scale)
+        used, orient = given or spec.pixels, self.orient
+        if orient is None:
+            orient = spec.pixels is None or spec.pixels.orient
+        if used is not None or not orient:
+            used = (used or _UNCHANGED)._replace(orient=orient)
+        factor, offset = factors(used, layout)
+        if kind_of(spec.dtype) == "float":
+            _tell(given, spec.pixels)
+        try:
+            pixels, kept = _read_pixels(found, replace(layout, orient=orient), self.skip_broken, advice)
+        except OSError as error:  # also of the temporary file
+            raise DataError(f"{self.name} cannot be read: {error.strerror or error}.") from error
+        if kind_of(spec.dtype) != "float":
+            return pixels, kept
+        return Rescaled(pixels, factor, offset, to_record(used)), kept
 
 
 def factors(pixels: Pixels | None, layout: Layout) -> tuple[Array, Array]:
@@ -316,7 +320,7 @@ def _size(shape: tuple[int, ...]) -> str:
 
 @checks_arguments
 @dataclass(frozen=True)
-class ImageFolder(Reader):
+class ImageFolder(ImageReader):
     """Images in one folder per class; the folder's name is the label.
 
     The model's input determines size, channels and layout: [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, or
@@ -338,13 +342,6 @@ class ImageFolder(Reader):
         skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
         orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
-
-    mean: float | Sequence[float] | None = None
-    std: float | Sequence[float] | None = None
-    skip_broken: bool = False
-    orient: bool | None = None
-    examples_read: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The images of the last reading, in its order."""
 
     @property
     def name(self) -> str:
@@ -369,16 +366,8 @@ class ImageFolder(Reader):
             raise DataError(f"{self.name} holds images, but the model has {len(specs)} inputs; it needs one.")
         Layout.of(specs[0], self.name)  # this error comes before those about files
         files = self._files(need_target)
-        pixels, kept = read_images(
-            (ImageSource(str(file), file) for file in files),
-            specs[0],
-            self.name,
-            mean=self.mean,
-            std=self.std,
-            orient=self.orient,
-            skip_broken=self.skip_broken,
-            advice="correct or remove them, or skip them: onnxtrain.data.ImageFolder(path, skip_broken=True)",
-        )
+        advice = "correct or remove them, or skip them: onnxtrain.data.ImageFolder(path, skip_broken=True)"
+        pixels, kept = self.read_images((ImageSource(str(file), file) for file in files), specs[0], advice)
         self.examples_read[:] = [str(files[index]) for index in kept]
         folder = Path(self.path)
         classes = [files[index].relative_to(folder).parts[0] for index in kept] if need_target else None

@@ -9,18 +9,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from onnxtrain.data.base import (
-    Batch,
-    Column,
-    Dataset,
-    check_columns,
-    check_not_negative,
-    checked_batch_size,
-    chosen_check,
-    converted,
-)
+from onnxtrain.data.base import NO_CHECKS, Batch, Column, Dataset, check_columns, converted
 from onnxtrain.data.conversion import Array, TensorSpec, to_numpy
-from onnxtrain.data.naming import match_batch
+from onnxtrain.data.naming import Wanted
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError
 
@@ -34,6 +25,14 @@ class _Form(NamedTuple):
     common: frozenset[str]
 
 
+class _Beside(NamedTuple):
+    """Requirements of an array beside the inputs: targets, or weights of examples."""
+
+    spec: TensorSpec | None = None
+    adapt: Callable[[Array], Array] | None = None
+    check: TargetCheck | None = None
+
+
 class IterableDataset(Dataset):
     """Examples from any iterable of batches: a list, a PyTorch-style loader, a function that returns one.
 
@@ -41,41 +40,30 @@ class IterableDataset(Dataset):
     effect. A generator can be read for one epoch only.
     """
 
+    borrows = True
+
     def __init__(
-        self,
-        source: Iterable[object] | Callable[[], Iterable[object]],
-        specs: Sequence[TensorSpec],
-        *,
-        target: str | None = None,
-        target_spec: TensorSpec | None = None,
-        need_target: bool = True,
-        validate: bool = True,
-        others: Sequence[str] = (),
-        whole: bool = False,
+        self, source: Iterable[object] | Callable[[], Iterable[object]], wanted: Wanted, *, whole: bool = False
     ) -> None:
-        self._source = source
-        self._whole = whole
+        self._source, self._wanted, self._whole = source, wanted, whole
         self._form: _Form | None = None  # of the last batch
-        self._others = {name: TensorSpec(name, np.dtype(np.float32), beside=True) for name in others}
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
-        self._specs = {spec.name: spec for spec in specs}
-        self._target = target
-        self._target_specs: dict[str | None, TensorSpec | None] = {None: target_spec}
-        self._need_target = need_target
-        self._check_values = validate
-        self._target_checks: dict[str | None, TargetCheck] = {}
-        self._adapt: dict[str | None, Callable[[Array], Array]] = {}
-        self._weights: tuple[str, TensorSpec] | None = None
+        self._specs = {spec.name: spec for spec in wanted.specs if not spec.beside}
+        self._beside: dict[str | None, _Beside] = {spec.name: _Beside() for spec in wanted.specs if spec.beside}
+        self._beside[None] = _Beside()
+        self._weights: str | None = None  # name of the array of weights
+        self._check_values = False
         self._epochs_read = [0]  # shared by all copies, as a one-shot iterator is
         self._columns: dict[str, tuple[str, ...]] = {}  # of the first batch; shared by all copies
 
-    @property
-    def targets(self) -> Array | None:
-        """Targets of the first batch of a list; other sources are not read in advance."""
+    def values(self, name: str | None = None) -> Array | None:
+        """Return an array of the first batch of a list; other sources are not read in advance."""
         if not isinstance(self._source, list | tuple) or not self._source:
             return None
-        targets = self._matched(self._source[0], "batch 0")[1]
-        return None if targets is None else self._adapted(targets, "the target array of batch 0")
+        inputs, targets = self._matched(self._source[0], "batch 0")
+        given = targets if name is None else inputs.get(name)
+        shown = "the target array" if name is None else f"'{name}'"
+        return None if given is None else self._adapted(given, name, f"{shown} of batch 0")
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -84,54 +72,34 @@ class IterableDataset(Dataset):
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""
-        known = {spec.name: spec for spec in specs if spec.columns is not None}
         result = self._copy()
-        result._specs = {name: known.get(name, spec) for name, spec in self._specs.items()}
+        result._specs = self._specs | {
+            spec.name: spec for spec in specs if spec.columns is not None and spec.name in self._specs
+        }
         return result
 
-    def values(self, name: str) -> Array | None:
-        """Return an array of the first batch of a list; see `targets`."""
-        if not isinstance(self._source, list | tuple) or not self._source:
-            return None
-        given = self._matched(self._source[0], "batch 0")[0].get(name)
-        return None if given is None else self._adapted(given, f"'{name}' of batch 0", name)
-
-    def _copy(self) -> Self:
+    def _copy(self, name: str | None = None, **changes: Any) -> Self:
+        """Return a copy with other requirements of an array."""
         result = copy.copy(self)
         result._form = None
+        result._beside = {**self._beside, name: self._beside.get(name, _Beside())._replace(**changes)}
         return result
-
-    def _adapted(self, targets: object, subject: str, name: str | None = None) -> Array:
-        array = to_numpy(targets, subject)
-        return self._adapt[name](array) if name in self._adapt else array
 
     def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
         """Return the same source with other targets; see `Dataset.adapting`."""
-        result = self._copy()
-        result._adapt = {**self._adapt, name: adapt}
-        return result
+        return self._copy(name, adapt=adapt)
 
-    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
+    def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same source with other requirements of its targets, checked when batches are read."""
-        result = self._copy()
-        result._target_specs = {**self._target_specs, name: target_spec}
-        return result
+        return self._copy(name, spec=target_spec)
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
         """Return the same source with one weight per example; see `Dataset.with_weights`."""
-        if not isinstance(weights, str) or weights not in self._others:
+        if not isinstance(weights, str) or weights not in self._beside:
             return super().with_weights(weights, spec)
-        result = self._copy()
-        result._weights, result.weighted = (weights, spec), True
+        result = self._copy(weights, spec=spec)
+        result._weights, result.weighted = weights, True
         return result
-
-    def batches(
-        self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
-    ) -> Iterator[Batch]:
-        """Read the source once; see `Dataset.batches`. The source decides batch size and order."""
-        checked_batch_size(batch_size)
-        check_not_negative(seed=seed, epoch=epoch, start=start)
-        return self._read_batches(self._open(), start)
 
     def batch_count(self, batch_size: int = 1) -> int | None:
         """Return the number of batches that the source reports; None if it reports none."""
@@ -140,19 +108,10 @@ class IterableDataset(Dataset):
         except TypeError:  # a PyTorch loader over a stream has no length
             return None
 
-    def validate(
-        self,
-        *,
-        classes: int | None = None,
-        ignore_index: int | None = None,
-        check: TargetCheck | None = None,
-        checks: Mapping[str, TargetCheck] | None = None,
-    ) -> None:
+    def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:
         """Check every batch when it is read, since the source may be large or endless."""
         self._check_values = True
-        chosen = chosen_check(classes, ignore_index, check)
-        self._target_checks = {} if chosen is None else {None: chosen}
-        self._target_checks.update(checks or {})
+        self._beside = {name: beside._replace(check=checks.get(name)) for name, beside in self._beside.items()}
 
     def _open(self) -> Iterator[object]:
         source = self._source
@@ -171,7 +130,11 @@ class IterableDataset(Dataset):
             )
         return iter(opened)
 
-    def _read_batches(self, items: Iterator[object], start: int) -> Iterator[Batch]:
+    def _read(self, batch_size: int, shuffled: tuple[int, int] | None, start: int) -> Iterator[Batch]:
+        """Read the source once, which decides batch size and order."""
+        return self._converted(self._open(), start)
+
+    def _converted(self, items: Iterator[object], start: int) -> Iterator[Batch]:
         number = -1
         for number, item in enumerate(items):
             if number >= start:
@@ -190,9 +153,9 @@ class IterableDataset(Dataset):
         given: dict[str | None, Any] = dict(inputs.items())
         if targets is not None:
             given[None] = targets
-        for key in given:
-            if key is None or key in self._others:
-                given[key] = self._beside(given[key], key, name)
+        for key in self._beside:
+            if key in given:
+                given[key] = self._adapted(given[key], key, self._subject(key, name))
         form = self._form
         found: dict[Any, Array] = {}
         if form is None or not known:
@@ -214,12 +177,11 @@ class IterableDataset(Dataset):
             for key, column in columns.items():
                 found[key] = column.converted(slice(None), rows, check=self._check_values)
             self._form = None if any(column.is_common for column in columns.values()) else form
-        for key, check in self._target_checks.items():
-            if key in found:
-                check(found[key], self._subject(key, name), rows)
-        if self._weights is not None:
-            weights, spec = self._weights
-            found[spec.name] = found.pop(weights)
+        for key, beside in self._beside.items():
+            if beside.check is not None and key in found:
+                beside.check(found[key], self._subject(key, name), rows)
+        if self._weights is not None and (spec := self._beside[self._weights].spec) is not None:
+            found[spec.name] = found.pop(self._weights)
         only = found.pop(None, None)
         return Batch(found, only, form.size, common=form.common)
 
@@ -227,27 +189,21 @@ class IterableDataset(Dataset):
         """Name of an array of a batch in error messages."""
         if key is None:
             return f"the target array of {name}"
-        if self._weights is not None and key == self._weights[0]:
-            return f"'{key}' of {name}"
-        return f"{'target' if key in self._others else 'input'} '{key}' of {name}"
+        kind = "" if key == self._weights else "target " if key in self._beside else "input "
+        return f"{kind}'{key}' of {name}"
 
-    def _beside(self, value: object, key: str | None, name: str) -> Array:
+    def _adapted(self, value: object, key: str | None, subject: str) -> Array:
         """Return targets in the form of the loss, or weights."""
-        if isinstance(value, np.ndarray):
-            array = value
-        else:
-            spec = self._target_specs.get(key)
-            array = to_numpy(value, self._subject(key, name), "" if spec is None else spec.hint)
-        if self._weights is not None and key == self._weights[0]:
-            return check_weights(array, self._subject(key, name))
-        return self._adapt[key](array) if key in self._adapt else array
+        spec, adapt, _ = self._beside[key]
+        array = value if isinstance(value, np.ndarray) else to_numpy(value, subject, "" if spec is None else spec.hint)
+        if key is not None and key == self._weights:
+            return check_weights(array, subject)
+        return array if adapt is None else adapt(array)
 
     def _column(self, key: str | None, value: object, name: str) -> Column:
         subject = self._subject(key, name)
-        if self._weights is not None and key == self._weights[0]:
-            return Column.checked(value, self._weights[1], subject, whole=self._whole)
-        if key is None or key in self._others:
-            return Column.checked(value, self._target_specs.get(key), subject, whole=self._whole)
+        if key is None or key in self._beside:
+            return Column.checked(value, self._beside[key].spec, subject, whole=self._whole)
         spec = self._specs[key]
         if spec.columns is None and key in self._columns:
             spec = dataclasses.replace(spec, columns=self._columns[key])
@@ -257,10 +213,9 @@ class IterableDataset(Dataset):
         return column
 
     def _matched(self, item: object, name: str) -> tuple[dict[str, object], object | None]:
-        specs = [*self._specs.values(), *self._others.values()]
         if self._weights is not None and isinstance(item, list | tuple) and not isinstance(item[0], Mapping):
             raise DataError(
                 f"{name} is a {type(item).__name__} of arrays without names, but sample_weight is the name of an "
-                f"array; give a mapping with '{self._weights[0]}'."
+                f"array; give a mapping with '{self._weights}'."
             )
-        return match_batch(item, specs, name, target=self._target, need_target=self._need_target)
+        return self._wanted.of_batch(item, name)

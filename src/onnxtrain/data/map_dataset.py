@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, Self
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 import numpy as np
 
-from onnxtrain.data.array_dataset import epoch_order
-from onnxtrain.data.base import Batch, check_not_negative, checked_batch_size
+from onnxtrain.data.base import Batch, Dataset, Facts, epoch_order
 from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of, to_numpy
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.images import Layout, check_image, factors, is_image, pixels_of, to_record
 from onnxtrain.data.iterable_dataset import IterableDataset
-from onnxtrain.data.naming import as_input, check_beside, check_caches, check_width, choose_columns, in_order
+from onnxtrain.data.naming import Wanted, as_input, check_beside, check_caches, in_order
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 
@@ -28,27 +28,36 @@ _SORTED_BATCHES: Final = 50
 """Batches that are sorted by length at a time."""
 
 
-class Examples(Protocol):
-    """Interface of the examples that a `MapDataset` reads."""
+class Examples(Facts, ABC):
+    """Base of the examples that a `MapDataset` reads.
 
-    columns: dict[str, tuple[str, ...]]
-    declared_labels: tuple[str, ...]
+    Attributes:
+        columns: Names of the columns of tables, by input.
+        lengths: Length of each example, where a batch is as long as its longest one.
+    """
 
+    columns: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    lengths: Array | None = None
+
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of examples."""
-        ...
 
+    @abstractmethod
     def batch(self, rows: Sequence[int]) -> object:
         """Return some examples as one batch, in any form that an iterable of batches may have."""
-        ...
+
+    def weights_of(self, weights: Array, name: str) -> Array:
+        """Return the weights of the examples, given those of the rows of the data."""
+        return of_rows(weights, len(self), name)
 
     def all_targets(self) -> Array | None:
         """Return all targets, if that does not read the examples."""
-        ...
+        return None
 
     def fingerprint(self) -> str | None:
         """Return an identifier of the content, or None if there is none."""
-        ...
+        return None
 
 
 class ExampleSource(ABC):
@@ -78,28 +87,13 @@ class MapDataset(IterableDataset):
 
     size: int
 
-    def __init__(
-        self,
-        examples: Examples,
-        specs: Sequence[TensorSpec],
-        *,
-        name: str,
-        target: str | None = None,
-        target_spec: TensorSpec | None = None,
-        need_target: bool = True,
-        validate: bool = True,
-        others: Sequence[str] = (),
-    ) -> None:
-        super().__init__(
-            (),
-            specs,
-            target=target,
-            target_spec=target_spec,
-            need_target=need_target,
-            validate=validate,
-            others=others,
-        )
+    borrows = False
+
+    def __init__(self, examples: Examples, wanted: Wanted, *, name: str) -> None:
+        super().__init__((), wanted)
         self._examples = examples
+        self.pixels, self.declared_labels = examples.pixels, examples.declared_labels
+        self.hints, self.of_tokens = examples.hints, examples.of_tokens
         self._indices: Array = np.arange(len(examples))
         self._seen: Array | None = None
         self._row_weights: tuple[Array, TensorSpec] | None = None
@@ -113,26 +107,6 @@ class MapDataset(IterableDataset):
         """Names of the columns of tables, as far as they are known."""
         return {**super().columns, **self._examples.columns}
 
-    @property
-    def hints(self) -> Sequence[str]:
-        """Sentences about examples that were changed or left out."""
-        return getattr(self._examples, "hints", ())
-
-    @property
-    def pixels(self) -> Pixels | None:
-        """Normalization of images that a trained model has to record; None without one."""
-        return getattr(self._examples, "pixels", None)
-
-    @property
-    def of_tokens(self) -> bool:
-        """True where examples are rows of tokens."""
-        return getattr(self._examples, "of_tokens", False)
-
-    @property
-    def declared_labels(self) -> Sequence[str]:
-        """Labels that the data declare for their targets."""
-        return self._examples.declared_labels
-
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""
         for spec in specs:
@@ -141,14 +115,13 @@ class MapDataset(IterableDataset):
                 raise DataError(f"{self.name} was opened for another order of its columns; pass the original dataset.")
         return super().in_order_of(specs)
 
-    @property
-    def targets(self) -> Array | None:
-        """Targets of the first examples; of all examples where they are strings, so that every class is known."""
-        if not self._need_target:
+    def values(self, name: str | None = None) -> Array | None:
+        """Return targets of the first examples; of all where they are strings, so that every class is known."""
+        if name is not None or not self._wanted.need_target:
             return None
         if self._seen is None:
             self._seen = self._look()
-        return None if self._seen is None else self._adapted(self._seen, "the target array")
+        return None if self._seen is None else self._adapted(self._seen, None, "the target array")
 
     def _look(self) -> Array | None:
         known = self._examples.all_targets()
@@ -166,31 +139,22 @@ class MapDataset(IterableDataset):
         return None if targets is None else to_numpy(targets, "the target array")
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
-        """Return the same data with one weight per row; see `Dataset.with_weights`.
-
-        Examples that leave rows out, or hold several, have a method ``weights_of``, which converts weights of rows.
-        """
+        """Return the same data with one weight per row; see `Dataset.with_weights`."""
         if isinstance(weights, str):
             return super().with_weights(weights, spec)
-        of_examples = getattr(self._examples, "weights_of", lambda given, name: of_rows(given, self.size, name))
         result = copy.copy(self)
-        result._row_weights = (of_examples(check_weights(weights), self.name).astype(spec.dtype), spec)
+        own = self._examples.weights_of(check_weights(weights), self.name)
+        result._row_weights = (own.astype(spec.dtype), spec)
         result.weighted = True
         return result
 
-    def batches(
-        self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
-    ) -> Iterator[Batch]:
-        """Read all examples once; see `Dataset.batches`."""
-        batch_size = checked_batch_size(batch_size)
-        check_not_negative(seed=seed, epoch=epoch, start=start)
-        order = self._indices[epoch_order(self.size, seed, epoch)] if shuffle else self._indices
-        lengths = getattr(self._examples, "lengths", None)
-        if shuffle and lengths is not None:
-            order = order[by_length(lengths[order], batch_size)]
-        return self._read_rows(order, batch_size, start)
-
-    def _read_rows(self, order: Array, batch_size: int, start: int) -> Iterator[Batch]:
+    def _read(self, batch_size: int, shuffled: tuple[int, int] | None, start: int) -> Iterator[Batch]:
+        """Read all examples once, in batches; shuffled ones of different lengths are sorted a few at a time."""
+        order, lengths = self._indices, self._examples.lengths
+        if (chosen := epoch_order(self.size, shuffled)) is not None:
+            order = order[chosen]
+            if lengths is not None:
+                order = order[by_length(lengths[order], batch_size)]
         for first in range(start * batch_size, self.size, batch_size):
             rows = order[first : first + batch_size]
             batch = self._batch(self._examples.batch(rows.tolist()), f"the batch of the examples {_some(rows)}")
@@ -199,9 +163,9 @@ class MapDataset(IterableDataset):
                 batch.inputs[spec.name] = weights[rows]
             yield batch
 
-    def batch_count(self, batch_size: int = 1) -> int:
+    def batch_count(self, batch_size: int = 1) -> int | None:
         """Return the number of batches per epoch; the last batch may be smaller."""
-        return -(-self.size // checked_batch_size(batch_size))
+        return Dataset.batch_count(self, batch_size)
 
     def take(self, indices: Array) -> Self:
         """Return the examples with these indices as a dataset."""
@@ -249,14 +213,12 @@ def by_length(lengths: Array, batch_size: int) -> Array:
     return np.concatenate(found)
 
 
-class IndexedExamples:
+class IndexedExamples(Examples):
     """Examples from an object that returns one example for an index: a mapping, ``(input, target)``, or one array."""
 
     def __init__(self, source: Any, name: str, specs: Sequence[TensorSpec] = ()) -> None:
         self._source, self._name = source, name
         self._inputs = [spec for spec in specs if not spec.beside]
-        self.columns: dict[str, tuple[str, ...]] = {}
-        self.declared_labels: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._source)
@@ -281,14 +243,6 @@ class IndexedExamples:
             ]
             return tuple(stacked)
         return self._stacked(found, rows, "the example", next(iter(self._inputs), None))
-
-    def all_targets(self) -> Array | None:
-        """Return None: only reading the examples gives the targets."""
-        return None
-
-    def fingerprint(self) -> str | None:
-        """Return None: the objects have no identifier."""
-        return None
 
     def _stacked(self, values: Sequence[object], rows: Sequence[int], part: str, spec: TensorSpec | None) -> Array:
         if spec is not None and is_image(values[0]):
@@ -318,7 +272,7 @@ def _some(rows: Array) -> str:
     return ", ".join(map(str, rows[:3])) + (" ..." if len(rows) > 3 else "")
 
 
-class HuggingFaceExamples:
+class HuggingFaceExamples(Examples):
     """A ``datasets.Dataset`` as examples of a `MapDataset`.
 
     Columns with the names of the model's inputs are its inputs. A model with one input takes the only other column,
@@ -326,41 +280,30 @@ class HuggingFaceExamples:
     become the names of their classes.
     """
 
-    def __init__(
-        self, dataset: Any, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
-    ) -> None:
-        self._dataset, self._specs = dataset, list(specs)
-        caches = specs[0].kv_caches if specs else ()
+    def __init__(self, dataset: Any, wanted: Wanted) -> None:
+        self._specs, target = list(wanted.specs), wanted.target
+        first, caches = self._specs[0], self._specs[0].kv_caches
         self._caches = [name for name in dataset.column_names if name in caches]
         names = [name for name in dataset.column_names if name not in caches]
-        beside = [spec.name for spec in specs if spec.beside]
+        beside = [spec.name for spec in self._specs if spec.beside]
         check_beside(beside, names, "the dataset has no column")
         others = [name for name in names if name != target and name not in beside]
-        self._features: list[str] | None = None
-        self.columns: dict[str, tuple[str, ...]] = {}
-        known = target in names if need_target else target is None
-        if known and len(specs) - len(beside) == len(others) == 1 and not _is_table(dataset, others[0], specs[0]):
-            self._columns = {specs[0].name: others[0], **{name: name for name in beside}}
+        known = target in names if wanted.need_target else target is None
+        if known and len(self._specs) - len(beside) == len(others) == 1 and not _is_table(dataset, others[0], first):
+            self._columns = {first.name: others, **{name: [name] for name in beside}}
         else:
-            chosen = choose_columns(names, specs, "the dataset", target=target, need_target=need_target)
-            self._features = chosen.features
+            chosen = wanted.of_columns(names, "the dataset")
+            chosen.check_width(first, "the dataset")
+            self._columns = {spec.name: chosen.of(spec) for spec in self._specs}
             if chosen.features is not None:
-                check_width(chosen, specs[0], "the dataset")
-                self.columns = {specs[0].name: tuple(chosen.features)}
-            self._columns = {spec.name: spec.name for spec in specs}
-        self._target = target if need_target else None
+                self.columns = {first.name: tuple(chosen.features)}
+        self._target = target if wanted.need_target else None
         images = any(type(feature).__name__ == "Image" for feature in (dataset.features or {}).values())
-        self.pixels = to_record(specs[0].pixels) if images and specs else None
+        self.pixels = to_record(first.pixels) if images else None
         self._names = _class_names(dataset, self._target)
         self.declared_labels = tuple(self._names or ())
-        self._dataset = dataset.select_columns(
-            [
-                *(self._features or self._columns.values()),
-                *(beside if self._features else []),
-                *([target] if self._target else []),
-                *self._caches,
-            ]
-        )
+        read = itertools.chain(*self._columns.values(), [] if self._target is None else [self._target], self._caches)
+        self._dataset = dataset.select_columns(list(read))
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -369,17 +312,16 @@ class HuggingFaceExamples:
         """Return some examples as inputs by name and targets."""
         found = self._dataset[list(rows)]
         check_caches({name: found[name] for name in self._caches}, self._specs, "the dataset")
-        if self._features is not None:
-            inputs = {self._specs[0].name: np.stack([_numbers(found[name], name) for name in self._features], axis=1)}
-            alone = [spec for spec in self._specs if spec.beside]
-        else:
-            inputs, alone = {}, self._specs
-        inputs |= {spec.name: self._input(found[self._columns[spec.name]], spec) for spec in alone}
+        inputs = {spec.name: self._input(found, spec) for spec in self._specs}
         if self._target is None:
             return inputs if len(inputs) > 1 else next(iter(inputs.values()))
         return inputs, self._labels(found[self._target])
 
-    def _input(self, column: Sequence[Any], spec: TensorSpec) -> Array:
+    def _input(self, found: Mapping[str, Sequence[Any]], spec: TensorSpec) -> Array:
+        names = self._columns[spec.name]
+        if spec.name in self.columns:
+            return np.stack([_numbers(found[name], name) for name in names], axis=1)
+        column = found[names[0]]
         if len(column) and is_image(column[0]):
             return _images(column, spec, "the dataset")
         return as_input(_numbers(column, spec.name), spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,124 +49,259 @@ def _cache_shape(value: Any) -> tuple[int, ...] | None:
     return None if 0 in shape or is_false else shape
 
 
-def match_names(
-    arrays: Mapping[str, object],
-    specs: Sequence[TensorSpec],
-    subject: str,
-    *,
-    target: str | None = None,
-    need_target: bool = True,
-) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets by name."""
-    caches = check_caches(arrays, specs, subject)
-    missing = [spec.name for spec in specs if spec.name not in arrays]
-    if not any(spec.name in missing for spec in specs if not spec.beside):
-        check_beside(missing, arrays, f"{subject} has no array")
-    if missing:
-        texts = [name for name, value in arrays.items() if _is_text(value)]
-        if texts:
-            raise DataError(
-                f"{subject}: {_names(texts)} {'are texts' if len(texts) > 1 else 'is a text'}, but the model needs "
-                f"{_names(spec.name for spec in specs)}; give rows of texts as a list or an iterator, with the loss "
-                "next_token or one that compares rows."
-            ).about(subject, got=texts, wanted=[spec.name for spec in specs])
-        raise DataError(
-            f"{subject} has no array for {_plural('input', missing)} {_names(missing)}: "
-            f"it holds {_names(arrays)}, "
-            f"the model needs {_names(spec.name for spec in specs)}; name the arrays like the model's inputs."
-        ).about(missing, got=[*arrays], wanted=[spec.name for spec in specs])
-    inputs = {spec.name: arrays[spec.name] for spec in specs}
-    if target is not None:
-        if target not in arrays:
-            raise DataError(f"{subject} has no target '{target}': it holds {_names(arrays)}.")
-        return inputs, arrays[target]
-    if not need_target:
-        return inputs, None
-    left = [name for name in arrays if name not in inputs and name not in caches]
-    if not left:
-        raise DataError(
-            f"{subject} holds only the {_plural('input', inputs)} {_names(inputs)}: "
-            f"add an array of targets, or name one of them as the target."
-        )
-    if len(left) > 1:
-        raise DataError(f"{subject} has {_names(left)} besides the inputs: name the one that is the target.")
-    return inputs, arrays[left[0]]
+Matched = tuple[dict[str, object], object | None]
+"""Inputs, and arrays beside them, by name; and the only targets or None."""
 
 
-def match_positions(
-    parts: Sequence[object],
-    specs: Sequence[TensorSpec],
-    subject: str,
-    *,
-    target: str | None = None,
-    need_target: bool = True,
-) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets in a tuple.
+@dataclass(frozen=True)
+class Wanted:
+    """Arrays that a training, an evaluation or a prediction reads of data, found by name or by position.
 
-    It may be ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
-    model's inputs, or a mapping; or flat, all inputs in order and then the targets; or, where no targets are
-    needed, only the inputs in order.
+    Attributes:
+        specs: Inputs of the model in their order, then arrays beside them: targets by name, weights of examples.
+        target: Name of the only target, where there are several candidates.
+        need_target: Raise an error where there are no targets.
     """
-    count = len(specs)
-    flat = all(is_array_like(part) for part in parts)
-    if flat and len(parts) == count + 1:
-        return _named(parts[:-1], specs), parts[-1]
-    if flat and len(parts) == count and not need_target:
-        return _named(parts, specs), None
-    if len(parts) == 2 and isinstance(parts[1], Mapping) and not need_target:
-        return match_names(joined(parts[0], parts[1], specs, subject), specs, subject, need_target=False)
-    if len(parts) == 2 and is_array_like(parts[1]):
-        inputs, targets = parts
-        if isinstance(inputs, Mapping):
-            return match_names(inputs, specs, f"the mapping of inputs in {subject}", need_target=False)[0], targets
-        if isinstance(inputs, list | tuple) and not is_array_like(inputs) and len(inputs) == count:
-            return _named(inputs, specs), targets
-    if len(parts) == 1 and isinstance(parts[0], Mapping):
-        return match_names(parts[0], specs, subject, target=target, need_target=need_target)
-    nested = [isinstance(part, list) and part and all(isinstance(row, list | tuple) for row in part) for part in parts]
-    if len(parts) == 2 and any(nested):
+
+    specs: Sequence[TensorSpec]
+    target: str | None = None
+    need_target: bool = True
+
+    def without_target(self, specs: Sequence[TensorSpec] | None = None) -> Wanted:
+        """Return the same inputs, or others, where no targets are needed."""
+        return Wanted(self.specs if specs is None else specs, need_target=False)
+
+    def of_names(self, arrays: Mapping[str, object], subject: str) -> Matched:
+        """Find inputs and targets by name."""
+        specs, target = self.specs, self.target
+        caches = check_caches(arrays, specs, subject)
+        missing = [spec.name for spec in specs if spec.name not in arrays]
+        if not any(spec.name in missing for spec in specs if not spec.beside):
+            check_beside(missing, arrays, f"{subject} has no array")
+        if missing:
+            texts = [name for name, value in arrays.items() if _is_text(value)]
+            if texts:
+                raise DataError(
+                    f"{subject}: {_names(texts)} {'are texts' if len(texts) > 1 else 'is a text'}, but the model needs "
+                    f"{_names(spec.name for spec in specs)}; give rows of texts as a list or an iterator, with the "
+                    "loss next_token or one that compares rows."
+                ).about(subject, got=texts, wanted=[spec.name for spec in specs])
+            raise DataError(
+                f"{subject} has no array for {_plural('input', missing)} {_names(missing)}: "
+                f"it holds {_names(arrays)}, "
+                f"the model needs {_names(spec.name for spec in specs)}; name the arrays like the model's inputs."
+            ).about(missing, got=[*arrays], wanted=[spec.name for spec in specs])
+        inputs = {spec.name: arrays[spec.name] for spec in specs}
+        if target is not None:
+            if target not in arrays:
+                raise DataError(f"{subject} has no target '{target}': it holds {_names(arrays)}.")
+            return inputs, arrays[target] if self.need_target else None
+        if not self.need_target:
+            return inputs, None
+        left = [name for name in arrays if name not in inputs and name not in caches]
+        if not left:
+            raise DataError(
+                f"{subject} holds only the {_plural('input', inputs)} {_names(inputs)}: "
+                f"add an array of targets, or name one of them as the target."
+            )
+        if len(left) > 1:
+            raise DataError(f"{subject} has {_names(left)} besides the inputs: name the one that is the target.")
+        return inputs, arrays[left[0]]
+
+    def of_positions(self, parts: Sequence[object], subject: str) -> Matched:
+        """Find inputs and targets in a tuple.
+
+        It may be ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
+        model's inputs, or a mapping; or flat, all inputs in order and then the targets; or, where no targets are
+        needed, only the inputs in order.
+        """
+        specs, count = self.specs, len(self.specs)
+        flat = all(is_array_like(part) for part in parts)
+        if flat and len(parts) == count + 1:
+            return _named(parts[:-1], specs), parts[-1]
+        if flat and len(parts) == count and not self.need_target:
+            return _named(parts, specs), None
+        if len(parts) == 2 and isinstance(parts[1], Mapping) and not self.need_target:
+            return self.without_target().of_names(self.joined(parts[0], parts[1], subject), subject)
+        if len(parts) == 2 and is_array_like(parts[1]):
+            inputs, targets = parts
+            if isinstance(inputs, Mapping):
+                return self.without_target().of_names(inputs, f"the mapping of inputs in {subject}")[0], targets
+            if isinstance(inputs, list | tuple) and not is_array_like(inputs) and len(inputs) == count:
+                return _named(inputs, specs), targets
+        if len(parts) == 1 and isinstance(parts[0], Mapping):
+            return self.of_names(parts[0], subject)
+        nested = [
+            isinstance(part, list) and part and all(isinstance(row, list | tuple) for row in part) for part in parts
+        ]
+        if len(parts) == 2 and any(nested):
+            raise DataError(
+                f"The {'inputs' if nested[0] else 'targets'} in {subject} are a list of lists; give numpy.array of it, "
+                "for which all rows need the same length (pad shorter ones)."
+            )
         raise DataError(
-            f"The {'inputs' if nested[0] else 'targets'} in {subject} are a list of lists; give numpy.array of it, for "
-            "which all rows need the same length (pad shorter ones)."
+            f"{subject} is a sequence of {_kinds(parts)}; it needs (inputs, targets), where inputs are "
+            f"{count} {_plural('array', specs)} for {_names(spec.name for spec in specs)} in this order, "
+            f"or a mapping from name to array."
         )
-    raise DataError(
-        f"{subject} is a sequence of {_kinds(parts)}; it needs (inputs, targets), where inputs are "
-        f"{count} {_plural('array', specs)} for {_names(spec.name for spec in specs)} in this order, "
-        f"or a mapping from name to array."
+
+    def joined(self, inputs: object, targets: Mapping[str, object], subject: str) -> dict[str, object]:
+        """Combine inputs of any form and several targets by name into one mapping."""
+        own = self.without_target([spec for spec in self.specs if spec.name not in targets])
+        return {**own.of_batch(inputs, f"the inputs of {subject}")[0], **targets}
+
+    def of_batch(self, item: object, subject: str) -> Matched:
+        """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input."""
+        if isinstance(item, Mapping):
+            return self.of_names(item, subject)
+        if isinstance(item, tuple) or (isinstance(item, list) and not is_array_like(item)):
+            return self.of_positions(item, subject)
+        if is_array_like(item):
+            if len(self.specs) == 1 and not self.need_target:
+                return {self.specs[0].name: item}, None
+            needed = _names([*(spec.name for spec in self.specs), *(["targets"] if self.need_target else [])])
+            raise DataError(
+                f"{subject} is one array, but {needed} are needed; give (inputs, targets) or a mapping."
+            ).about(subject)
+        raise DataError(
+            f"{subject} is a {type(item).__name__}; it must be a mapping from name to array or (inputs, targets)."
+        )
+
+    def of_frame(self, frame: Any) -> Matched:
+        """Find inputs and targets in a table of pandas, Polars or PyArrow; see :meth:`of_columns`."""
+        keys = columns_of_table(frame, "the table")
+        chosen = self.of_columns([*keys], "the table")
+        label = chosen.target if self.need_target else None
+        targets = None if label is None else column_of(frame, keys[label], label)
+        columns = dict.fromkeys(name for spec in self.specs for name in chosen.of(spec))
+        arrays = {name: column_of(frame, keys[name], name) for name in columns}
+        for name in chosen.features or ():
+            if kind_of(arrays[name].dtype) not in ("boolean", "integer", "float"):
+                raise DataError(
+                    f"the column '{name}' holds {arrays[name].dtype}, not numbers; encode it as numbers, or remove it."
+                )
+        chosen.check_width(self.specs[0], "the table")
+        values = (np.stack([arrays[name] for name in chosen.of(spec)], axis=1) for spec in self.specs)
+        return chosen.as_inputs(values, self.specs), targets
+
+    def of_columns(self, columns: Sequence[str], subject: str) -> ColumnChoice:
+        """Find inputs and target among the columns of a table."""
+        target, beside = self.target, [spec.name for spec in self.specs if spec.beside]
+        specs = [spec for spec in self.specs if not spec.beside]
+        check_beside(beside, columns, f"{subject} has no column")
+        if target is None and self.need_target:
+            raise DataError(
+                f"{subject} has the columns {some_names(columns)}; say which is the target: target='{columns[-1]}'."
+            ).about("target", got=columns)
+        if target is not None and target not in columns:
+            raise DataError(f"{subject} has no column '{target}': it has {some_names(columns)}.").about(
+                target, got=columns
+            )
+        held = set(columns)
+        missing = [spec.name for spec in specs if spec.name not in held]
+        if not missing:
+            return ColumnChoice(None, target)
+        if len(specs) > 1:
+            raise DataError(
+                f"{subject} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}."
+            ).about(missing, got=columns)
+        features = [name for name in columns if name != target and name not in beside]
+        (spec,) = specs
+        if spec.shape is not None and len(spec.shape) != 2:
+            raise DataError(
+                f"{subject} has no column '{spec.name}', and its columns stacked have rank 2, but the input "
+                f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
+            ).about(spec.name, wanted=spec.shape)
+        return ColumnChoice(in_order(features, spec, subject), target)
+
+
+class ColumnChoice(NamedTuple):
+    """Assignment of a table's columns to inputs and target; without features, each input has its own column."""
+
+    features: list[str] | None
+    target: str | None
+
+    def of(self, spec: TensorSpec) -> list[str]:
+        """Return the columns of an array."""
+        return [spec.name] if self.features is None or spec.beside else self.features
+
+    def check_width(self, spec: TensorSpec, subject: str) -> None:
+        """Check that an input has as many elements as there are features."""
+        features, target = self
+        if features is None:
+            return
+        if not features:
+            raise DataError(
+                f"{subject} has only the target column '{target}'; it needs columns for '{spec.name}'."
+            ).about(spec.name, got=target)
+        wanted = None if spec.shape is None else spec.shape[1]
+        if isinstance(wanted, int) and wanted != len(features):
+            count = f"{len(features)} column{'s' if len(features) > 1 else ''}"
+            beside = "" if target is None else f" besides the target '{target}'"
+            hint = "" if target or len(features) < wanted else f", or name the target: target='{features[-1]}'"
+            raise DataError(
+                f"{subject} has {count}{beside} ({some_names(features)}), but the input '{spec.name}' takes "
+                f"{wanted}; give {wanted} columns{hint}."
+            ).about(spec.name, got=count, wanted=wanted)
+
+    def as_inputs(self, values: Iterable[Array], specs: Sequence[TensorSpec]) -> dict[str, object]:
+        """Return the columns of each array [N, columns] by its name."""
+        return {
+            spec.name: as_input(array[:, 0], spec)
+            if self.features is None or spec.beside
+            else NamedColumns(array, tuple(self.features))
+            for array, spec in zip(values, specs, strict=True)
+        }
+
+
+def split_weights(source: Any, weights: Any, inputs: int) -> tuple[Any, Any]:
+    """Separate data and sample weights: the given ones, or the third item of (inputs, targets, weights)."""
+    triple = isinstance(source, tuple) and len(source) == 3
+    flat = triple and inputs == 2 and all(is_array_like(part) for part in source)
+    if not triple or flat or is_batch_list(source) or isinstance(source[2], Mapping):
+        return source, weights
+    if weights is not None and not isinstance(weights, str):
+        raise DataError("The data are (inputs, targets, weights), and sample_weight is given, too; leave one out.")
+    return source[:2], source[2]
+
+
+def take_column(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
+    """Make weights an array of their own: move their column out of a table of inputs."""
+    if not isinstance(source, tuple) or len(source) != 2 or isinstance(source[0], Mapping):
+        return source
+    table, targets = source
+    if is_frame(table) and len(inputs) == 1:
+        keys = columns_of_table(table, "the table")
+        if weights in keys:
+            rest = {name: column_of(table, key, name) for name, key in keys.items() if name != weights}
+            features = NamedColumns(np.stack(list(rest.values()), axis=1), tuple(rest))
+            return {inputs[0].name: features, weights: column_of(table, keys[weights], weights)}, targets
+    raise NoSuchArrayError(
+        f"sample_weight is {weights!r}, but the inputs have no column of this name; give the weights themselves, or a "
+        "table with them."
     )
 
 
-def joined(
-    inputs: object, targets: Mapping[str, object], specs: Sequence[TensorSpec], subject: str
-) -> dict[str, object]:
-    """Combine inputs of any form and several targets by name into one mapping."""
-    own = [spec for spec in specs if spec.name not in targets]
-    return {**match_batch(inputs, own, f"the inputs of {subject}", need_target=False)[0], **targets}
+def are_targets(value: object) -> bool:
+    """Return whether the second of a pair may be targets: one array, or several by name."""
+    return isinstance(value, Mapping) or is_array_like(value)
 
 
-def match_batch(
-    item: object,
-    specs: Sequence[TensorSpec],
-    subject: str,
-    *,
-    target: str | None = None,
-    need_target: bool = True,
-) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input."""
-    if isinstance(item, Mapping):
-        return match_names(item, specs, subject, target=target, need_target=need_target)
-    if isinstance(item, tuple) or (isinstance(item, list) and not is_array_like(item)):
-        return match_positions(item, specs, subject, target=target, need_target=need_target)
-    if is_array_like(item):
-        if len(specs) == 1 and not need_target:
-            return {specs[0].name: item}, None
-        needed = _names([*(spec.name for spec in specs), *(["targets"] if need_target else [])])
-        raise DataError(f"{subject} is one array, but {needed} are needed; give (inputs, targets) or a mapping.").about(
-            subject
+def targets_by_name(names: Sequence[str], targets: Any) -> dict[str, Any]:
+    """Return the targets of outputs by the names of these."""
+    if len(names) == 1 and (isinstance(targets, np.ndarray) or not isinstance(targets, Mapping)):
+        return {names[0]: targets}
+    if not isinstance(targets, Mapping):
+        raise DataError(
+            f"{len(names)} outputs have losses, but the targets are a {type(targets).__name__}; give a mapping with "
+            f"{', '.join(names)}."
         )
-    raise DataError(
-        f"{subject} is a {type(item).__name__}; it must be a mapping from name to array or (inputs, targets)."
-    )
+    for name in names:
+        if name not in targets:
+            raise DataError(
+                f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}."
+            ).about(name, got=[*targets])
+    return {name: targets[name] for name in names}
 
 
 def is_batch_list(source: list[object] | tuple[object, ...]) -> bool:
@@ -295,92 +431,6 @@ def some_names(names: Iterable[str]) -> str:
     """Format names for a message."""
     listed = list(names)
     return ", ".join(f"'{name}'" for name in listed[:8]) + (", ..." if len(listed) > 8 else "")
-
-
-class Columns(NamedTuple):
-    """Assignment of a table's columns to inputs and target."""
-
-    features: list[str] | None
-    target: str | None
-
-
-def choose_columns(
-    columns: Sequence[str], specs: Sequence[TensorSpec], subject: str, *, target: str | None, need_target: bool
-) -> Columns:
-    """Find inputs and target among the columns of a table."""
-    beside = [spec.name for spec in specs if spec.beside]
-    specs = [spec for spec in specs if not spec.beside]
-    check_beside(beside, columns, f"{subject} has no column")
-    if target is None and need_target:
-        raise DataError(
-            f"{subject} has the columns {some_names(columns)}; say which is the target: target='{columns[-1]}'."
-        ).about("target", got=columns)
-    if target is not None and target not in columns:
-        raise DataError(f"{subject} has no column '{target}': it has {some_names(columns)}.").about(target, got=columns)
-    held = set(columns)
-    missing = [spec.name for spec in specs if spec.name not in held]
-    if not missing:
-        return Columns(None, target)
-    if len(specs) > 1:
-        raise DataError(
-            f"{subject} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}."
-        ).about(missing, got=columns)
-    features = [name for name in columns if name != target and name not in beside]
-    (spec,) = specs
-    if spec.shape is not None and len(spec.shape) != 2:
-        raise DataError(
-            f"{subject} has no column '{spec.name}', and its columns stacked have rank 2, but the input "
-            f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
-        ).about(spec.name, wanted=spec.shape)
-    return Columns(in_order(features, spec, subject), target)
-
-
-def columns_of(spec: TensorSpec, features: list[str] | None) -> list[str]:
-    """Return the columns of an array."""
-    return [spec.name] if features is None or spec.beside else features
-
-
-def check_width(columns: Columns, spec: TensorSpec, subject: str) -> None:
-    """Check that an input has as many elements as there are columns."""
-    features, target = columns
-    if not features:
-        raise DataError(f"{subject} has only the target column '{target}'; it needs columns for '{spec.name}'.").about(
-            spec.name, got=target
-        )
-    wanted = None if spec.shape is None else spec.shape[1]
-    if isinstance(wanted, int) and wanted != len(features):
-        count = f"{len(features)} column{'s' if len(features) > 1 else ''}"
-        beside = "" if target is None else f" besides the target '{target}'"
-        hint = "" if target or len(features) < wanted else f", or name the target: target='{features[-1]}'"
-        raise DataError(
-            f"{subject} has {count}{beside} ({some_names(features)}), but the input '{spec.name}' takes "
-            f"{wanted}; give {wanted} columns{hint}."
-        ).about(spec.name, got=count, wanted=wanted)
-
-
-def match_frame(
-    frame: Any, specs: Sequence[TensorSpec], *, target: str | None, need_target: bool
-) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets in a table of pandas or Polars; see `choose_columns`."""
-    keys = columns_of_table(frame, "the table")
-    chosen = choose_columns([*keys], specs, "the table", target=target, need_target=need_target)
-    features, target = chosen
-    targets = None if target is None else column_of(frame, keys[target], target)
-    alone = [spec for spec in specs if features is None or spec.beside]
-    found: dict[str, object] = {
-        spec.name: as_input(column_of(frame, keys[spec.name], spec.name), spec) for spec in alone
-    }
-    if features is None:
-        return found, targets
-    arrays = [column_of(frame, keys[name], name) for name in features]
-    for name, array in zip(features, arrays, strict=True):
-        if kind_of(array.dtype) not in ("boolean", "integer", "float"):
-            raise DataError(
-                f"the column '{name}' holds {array.dtype}, not numbers; encode it as numbers, or remove it."
-            )
-    check_width(chosen, specs[0], "the table")
-    joined = np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))
-    return {specs[0].name: NamedColumns(joined, tuple(features)), **found}, targets
 
 
 def as_input(column: Array, spec: TensorSpec) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.map_dataset import ExampleSource
+from onnxtrain.data.map_dataset import Examples, ExampleSource
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 
@@ -159,15 +159,13 @@ def pack(
     return PackedSequences(sequences, length, labels=labels, padding=padding, ignore_index=ignore_index)
 
 
-class PackedExamples:
+class PackedExamples(Examples):
     """Packed rows as examples of a `MapDataset`."""
+
+    of_tokens = True
 
     def __init__(self, packed: PackedSequences, specs: Sequence[TensorSpec], *, need_target: bool = True) -> None:
         self._packed, self._need_target = packed, need_target
-        self.of_tokens = True
-        self.hints: tuple[str, ...] = ()
-        self.columns: dict[str, tuple[str, ...]] = {}
-        self.declared_labels: tuple[str, ...] = ()
         self._inputs = {spec.name: "segment_ids" if spec.documents else _role(spec) for spec in specs}
         self._formed = {spec.name: _form(spec) for spec in specs if self._inputs[spec.name] == "attention_mask"}
         roles = list(self._inputs.values())

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.files import GrowingArray, GrowingTexts, Reader, check_regular
-from onnxtrain.data.naming import NamedColumns, as_input, check_unique, check_width, choose_columns, columns_of
+from onnxtrain.data.naming import Wanted, check_unique
 from onnxtrain.errors import DataError
 from onnxtrain.errors.spelling import checks_arguments
 
@@ -51,7 +51,7 @@ class ParquetFile(Reader):
             DataError: The file cannot be read or does not fit; the message names the column.
         """
         with self._errors() as arrow:
-            return self._read(arrow, specs, target, need_target)
+            return self._read(arrow, Wanted(specs, target, need_target))
 
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows as Python values of the columns that the file has among the given ones.
@@ -93,22 +93,19 @@ class ParquetFile(Reader):
         file = arrow.ipc.open_file(arrow.memory_map(str(self.path)))
         return file, file.schema, False
 
-    def _read(
-        self, arrow: Any, specs: Sequence[TensorSpec], target: str | None, need_target: bool
-    ) -> tuple[dict[str, object], object | None]:
+    def _read(self, arrow: Any, wanted: Wanted) -> tuple[dict[str, object], object | None]:
         file, schema, in_parquet = self._open(arrow)
         columns = [str(name) for name in schema.names]
         check_unique(columns, self.name)
-        chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
-        features, target = chosen
-        label = target if need_target else None
-        groups = [columns_of(spec, features) for spec in specs]
+        chosen, specs = wanted.of_columns(columns, self.name), wanted.specs
+        label = chosen.target if wanted.need_target else None
+        groups = [chosen.of(spec) for spec in specs]
         names = [*itertools.chain(*groups), *([label] if label else [])]
         types = {
-            name: _type(arrow, schema.field(name).type, name, text=features is None or name == label) for name in names
+            name: _type(arrow, schema.field(name).type, name, text=chosen.features is None or name == label)
+            for name in names
         }
-        if features is not None:
-            check_width(chosen, specs[0], self.name)
+        chosen.check_width(specs[0], self.name)
         kinds = [np.result_type(*{types[name] for name in group}) for group in groups]
         arrays = [GrowingArray((len(group),), kind) for group, kind in zip(groups, kinds, strict=True)]
         targets: GrowingArray | GrowingTexts | None = None
@@ -125,11 +122,7 @@ class ParquetFile(Reader):
             read += block.num_rows
         if not read:
             raise DataError(f"{self.name} has columns, but no rows; it needs a row per example.")
-        inputs: dict[str, object] = {}
-        for spec, array in zip(specs, arrays, strict=True):
-            found = array.finish()
-            alone = features is None or spec.beside
-            inputs[spec.name] = as_input(found[:, 0], spec) if alone else NamedColumns(found, tuple(features or ()))
+        inputs = chosen.as_inputs((array.finish() for array in arrays), specs)
         return inputs, None if targets is None else targets.finish()
 
 

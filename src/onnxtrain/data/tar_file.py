@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import io
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, TensorSpec
-from onnxtrain.data.files import GrowingArray, Reader, check_regular, read_npy
-from onnxtrain.data.images import SUFFIXES, ImageSource, read_images
+from onnxtrain.data.conversion import Array, Rescaled, TensorSpec
+from onnxtrain.data.files import GrowingArray, check_regular, read_npy
+from onnxtrain.data.images import SUFFIXES, ImageReader, ImageSource
 from onnxtrain.errors import DataError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.model_file.small_files import parse_json
@@ -29,7 +31,7 @@ _TARGETS: Final = (".cls", ".label", ".txt", ".json")
 
 @checks_arguments
 @dataclass(frozen=True)
-class TarFile(Reader):
+class TarFile(ImageReader):
     """Examples in one tar file or several (shards), in the format of WebDataset.
 
     Files whose paths are equal up to the first dot of the file name belong to one example: an image (``.jpg``, ``.png``
@@ -44,13 +46,6 @@ class TarFile(Reader):
         skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
         orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
-
-    mean: float | Sequence[float] | None = None
-    std: float | Sequence[float] | None = None
-    skip_broken: bool = False
-    orient: bool | None = None
-    examples_read: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The images or arrays of the last reading, in its order."""
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
@@ -75,54 +70,51 @@ class TarFile(Reader):
             raise DataError(f"{self.name} cannot be read as a tar file: {reason}.") from error
 
     def _read(self, spec: TensorSpec, need_target: bool) -> tuple[dict[str, object], object | None]:
-        targets: list[object] = []
-        names: list[str] = []
         members = self._examples()
         first = next(members, None)
         if first is None:
             raise DataError(f"{self.name} holds no examples; it needs files such as 0001.jpg and 0001.cls.")
-        arrays = GrowingArray((0,), np.dtype(np.float32))
-        of_arrays = ".npy" in first.parts
-        shape: tuple[int, ...] | None = None
+        targets: list[object] = []
+        names: list[str] = []
 
-        def images() -> Iterator[ImageSource]:
-            for example in _chain(first, members):
+        def parts(suffix_of: Callable[[_Example], str]) -> Iterator[tuple[str, bytes]]:
+            for example in itertools.chain([first], members):
                 if need_target:
                     targets.append(self._target(example))
-                suffix = self._image_suffix(example)
-                content = example.parts[suffix]
+                suffix = suffix_of(example)
                 names.append(f"{example.key}{suffix}")
-                yield ImageSource(f"{example.key}{suffix}", _opener(content))
+                yield names[-1], example.parts[suffix]
 
-        if not of_arrays:
+        values: Array | Rescaled
+        if ".npy" in first.parts:
+            values = self._stacked(parts(self._array_suffix))
+            kept = [*range(len(names))]
+        else:
             self._image_suffix(first)
-            values, kept = read_images(
-                images(),
-                spec,
-                self.name,
-                mean=self.mean,
-                std=self.std,
-                orient=self.orient,
-                skip_broken=self.skip_broken,
-                advice="write them again, or skip them: onnxtrain.data.TarFile(path, skip_broken=True)",
+            images = (
+                ImageSource(name, functools.partial(io.BytesIO, part)) for name, part in parts(self._image_suffix)
             )
-            self.examples_read[:] = [names[index] for index in kept]
-            return {spec.name: values}, _joined([targets[index] for index in kept], self.name) if need_target else None
-        for example in _chain(first, members):
-            array = _array(example, self.name)
-            if shape is None:
+            advice = "write them again, or skip them: onnxtrain.data.TarFile(path, skip_broken=True)"
+            values, kept = self.read_images(images, spec, advice)
+        self.examples_read[:] = [names[index] for index in kept]
+        return {spec.name: values}, _joined([targets[index] for index in kept], self.name) if need_target else None
+
+    def _stacked(self, parts: Iterable[tuple[str, bytes]]) -> Array:
+        """Return arrays of one shape as one."""
+        arrays: GrowingArray | None = None
+        shape: tuple[int, ...] = ()
+        for name, part in parts:
+            array = read_npy(part, f"'{name}' in {self.name}")
+            if arrays is None:
                 shape, arrays = array.shape, GrowingArray(array.shape, array.dtype)
             elif array.shape != shape:
                 raise DataError(
-                    f"the array of '{example.key}' in {self.name} has shape {array.shape}, but the first one has "
-                    f"{shape}."
+                    f"the array of '{name.removesuffix('.npy')}' in {self.name} has shape {array.shape}, but the first "
+                    f"one has {shape}."
                 )
             arrays.append(array[None])
-            names.append(f"{example.key}.npy")
-            if need_target:
-                targets.append(self._target(example))
-        self.examples_read[:] = names
-        return {spec.name: arrays.finish()}, _joined(targets, self.name) if need_target else None
+        assert arrays is not None
+        return arrays.finish()
 
     def _examples(self) -> Iterator[_Example]:
         """Yield the examples: adjacent files of one name."""
@@ -174,6 +166,15 @@ class TarFile(Reader):
             )
         return suffix
 
+    def _array_suffix(self, example: _Example) -> str:
+        """Return the suffix of the array of an example."""
+        if ".npy" not in example.parts:
+            raise DataError(
+                f"the example '{example.key}' in {self.name} has no array (.npy): it has "
+                f"{', '.join(sorted(example.parts))}."
+            )
+        return ".npy"
+
     def _target(self, example: _Example) -> object:
         """Return the target of an example, a number or a string."""
         suffix = next((suffix for suffix in _TARGETS if suffix in example.parts), None)
@@ -211,23 +212,6 @@ class _Example:
 def is_tar(path: str | os.PathLike[str]) -> bool:
     """Return whether a path or a pattern has the suffix of tar files."""
     return os.fspath(path).lower().endswith(TAR_SUFFIXES)
-
-
-def _chain(first: _Example, rest: Iterator[_Example]) -> Iterator[_Example]:
-    yield first
-    yield from rest
-
-
-def _opener(content: bytes) -> Callable[[], IO[bytes]]:
-    return lambda: io.BytesIO(content)
-
-
-def _array(example: _Example, subject: str) -> Array:
-    if ".npy" not in example.parts:
-        raise DataError(
-            f"the example '{example.key}' in {subject} has no array (.npy): it has {', '.join(sorted(example.parts))}."
-        )
-    return read_npy(example.parts[".npy"], f"'{example.key}.npy' in {subject}")
 
 
 def _joined(targets: list[object], subject: str) -> Array:

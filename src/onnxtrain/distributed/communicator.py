@@ -1,13 +1,19 @@
-"""Communication between data-parallel ranks: the interface of communication engines."""
+"""Communication between data-parallel ranks: the interface of communication engines, and what the ranks must share."""
 
 from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+
+from onnxtrain.errors import ParallelError
+
+SAME_CALLS = "call the same methods on every rank, in the same order"
+
+_WHOLE_BATCHES = "give every rank the same whole batches, of which it takes its rows"
 
 Result = TypeVar("Result")
 
@@ -53,10 +59,14 @@ class Communicator(ABC):
 
     def all_to_all_(self, array: np.ndarray) -> None:
         """Send row r of an array [size, ...] to rank r, and replace it by the row that rank r sent to this rank."""
+        array[...] = self.gather(array)[:, self.rank]
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all ranks, stacked to [size, ...]."""
         whole = np.zeros((self.size, *array.shape), array.dtype)
         whole[self.rank] = array
         self.all_gather_(whole)
-        array[...] = whole[:, self.rank]
+        return whole
 
     def fail(self, sentence: str) -> None:  # noqa: B027 - an engine that cannot has nothing to do
         """Send the other ranks the reason why this one ends, if the engine can; they raise ParallelError."""
@@ -72,12 +82,8 @@ class Communicator(ABC):
         if self.size == 1:
             return [value]
         content = np.frombuffer(pickle.dumps(value), np.uint8)
-        sizes = np.zeros(self.size, np.int64)
-        sizes[self.rank] = content.size
-        self.all_gather_(sizes)
-        parts = np.zeros((self.size, int(sizes.max())), np.uint8)
-        parts[self.rank, : content.size] = content
-        self.all_gather_(parts)
+        sizes = self.gather(np.asarray(content.size))
+        parts = self.gather(np.pad(content, (0, int(sizes.max()) - content.size)))
         return [pickle.loads(part[:count].tobytes()) for part, count in zip(parts, sizes, strict=True)]
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
@@ -127,3 +133,21 @@ class Compression(ABC):
         self, communicator: Communicator, gradients: np.ndarray, residual: np.ndarray, *, scatter: bool = False
     ) -> None:
         """Replace gradients by the sum of all ranks' compressed gradients, and update the residual."""
+
+
+def check_same(where: str, rows: Sequence[float], contents: Sequence[float]) -> None:
+    """Check that all ranks were given the same batch or batches, by their numbers of rows and checksums."""
+    for rank, (count, content) in enumerate(zip(rows, contents, strict=True)):
+        if (count, content) != (rows[0], contents[0]):
+            how = f"{int(count)} rows, and rank 0 {int(rows[0])}" if count != rows[0] else "other values than rank 0"
+            raise ParallelError(f"{where}, rank {rank} was given {how}; {_WHOLE_BATCHES}.")
+
+
+def check_ends(communicator: Communicator, number: int, *, ended: bool) -> None:
+    """Check that the data of all ranks ended after this number of batches, or of none."""
+    ends = communicator.gather(np.asarray(ended))
+    if ends.min() != ends.max():
+        first, other = int(ends.argmax()), int(ends.argmin())
+        raise ParallelError(
+            f"The data of rank {first} ended after {number} batches, and rank {other} has more; {_WHOLE_BATCHES}."
+        )

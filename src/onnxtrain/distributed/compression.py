@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from onnxtrain.distributed.communicator import Communicator, Compression
@@ -21,12 +22,7 @@ class Rounding(Compression):
     """
 
     def __init__(self, name: str) -> None:
-        if name == "bfloat16":
-            import ml_dtypes
-
-            self._dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        else:
-            self._dtype = np.dtype(name)
+        self._dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
     def __repr__(self) -> str:
         return repr(str(self._dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,22 +12,18 @@ import numpy as np
 
 from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
-from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.hashing import checksum
-from onnxtrain.distributed.agreement import SAME_CALLS, check_same, check_weights
-from onnxtrain.distributed.communicator import Communicator
+from onnxtrain.distributed.communicator import SAME_CALLS, Communicator, check_same
 from onnxtrain.distributed.reduction import Reduction
 from onnxtrain.errors import ParallelError
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.lowering.notify_gradients import LISTENER
 from onnxtrain.lowering.training_info.algorithm import FirstValues
 from onnxtrain.lowering.training_info.recipe import StepEntry
-from onnxtrain.runtime.all_reduce import all_reducing
-from onnxtrain.runtime.native import kernels_available
+from onnxtrain.runtime.native import all_reducing, kernels_available
 from onnxtrain.training.callbacks.stopping import Stopping
-from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.description import describe_model, describe_settings, describe_weights
+from onnxtrain.training.description import describe_model, describe_settings, describe_weights, differences
 from onnxtrain.training.executor import Arrays, Executor
 from onnxtrain.training.objective import Objective
 
@@ -179,7 +176,7 @@ class DataParallelExecutor(Executor):
 
     def share(self, dataset: Dataset) -> Dataset:
         """Return this rank's share of every batch of a dataset."""
-        return shared(dataset, lambda number, rows: self.rows_of(rows))
+        return dataset.shared(lambda number, rows: self.rows_of(rows))
 
     @property
     def most_rows(self) -> int | None:
@@ -240,10 +237,8 @@ class DataParallelExecutor(Executor):
         own = super()._label_weights(feeds)
         if len(own) == 1:
             return own
-        table = np.zeros((self.communicator.size, len(own)))
-        table[self.communicator.rank] = own
-        self.communicator.all_gather_(table)
-        return [functools.reduce(operator.add, column) for column in table.T.tolist()]
+        columns = self.communicator.gather(np.asarray(own, np.float64)).T.tolist()
+        return [functools.reduce(operator.add, column) for column in columns]
 
     @property
     def residual_names(self) -> list[str]:
@@ -255,13 +250,7 @@ class DataParallelExecutor(Executor):
         return super().checkpoint_states() | self._kept_residuals()
 
     def _kept_residuals(self) -> dict[str, np.ndarray]:
-        found = {}
-        for name, own in self._residuals_of().items():
-            whole = np.zeros((self.communicator.size, *own.shape), own.dtype)
-            whole[self.communicator.rank] = own
-            self.communicator.all_gather_(whole)
-            found[f"{name}/residual"] = whole
-        return found
+        return {f"{name}/residual": self.communicator.gather(own) for name, own in self._residuals_of().items()}
 
     def load_states(self, values: Mapping[str, np.ndarray]) -> None:
         """Load the states of a checkpoint; residuals of another number of ranks are divided equally."""
@@ -299,8 +288,16 @@ class DataParallelExecutor(Executor):
 
     def check_equal_weights(self) -> None:
         """Check that all ranks have the same weights."""
-        trained = [*self.objective.parameters, *self.objective.statistics]
-        check_weights(self.communicator, {name: self.states.current(name) for name in trained})
+        names = [*self.objective.parameters, *self.objective.statistics]
+        own = {name: zlib.crc32(np.ascontiguousarray(self.states.current(name)).data) for name in names}
+        records = self.communicator.gather_objects(own)
+        for rank, record in enumerate(records):
+            other = [name for name, checksum in record.items() if checksum != records[0][name]]
+            if other:
+                raise ParallelError(
+                    f"Rank {rank} has other values of {', '.join(other[:5])} than rank 0: something changed them in "
+                    "one process alone, such as a callback or a script that asks for its rank."
+                )
 
     def _mean_statistics(self, present: np.ndarray) -> None:
         """Replace running statistics by their means over the ranks that had a part of the batch."""
@@ -334,10 +331,8 @@ class SyncBatchNormExecutor(DataParallelExecutor):
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
         """Train one step on all ranks; see :class:`DataParallelExecutor`."""
-        communicator = self.communicator
-        counts = np.zeros(communicator.size, np.int64)
-        counts[communicator.rank] = own = self._micro_batches(self._rows(feeds))
-        communicator.all_gather_(counts)
+        own = self._micro_batches(self._rows(feeds))
+        counts = self.communicator.gather(np.asarray(own))
         names = self.objective.names
         self._silent = True
         try:

@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from onnxtrain.distributed.agreement import SAME_CALLS
-from onnxtrain.distributed.communicator import Communicator, Compression
+from onnxtrain.distributed.communicator import SAME_CALLS, Communicator, Compression
 from onnxtrain.distributed.compression import choose_compression
 from onnxtrain.errors import OptionError, ParallelError
 from onnxtrain.errors.spelling import checks_arguments
@@ -123,7 +122,8 @@ class MPI(Communicator):
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.order, self.compress, self.timeout, self.overlap)
+        made = functools.partial(MPI, self.order, compress=self.compress, timeout=self.timeout, overlap=self.overlap)
+        return made, ()
 
     def all_reduce_(self, array: np.ndarray) -> None:
         """Replace every element by its sum over all ranks; see :class:`MPI` for the order of the sum."""
@@ -407,10 +407,6 @@ def _start(library: Any, timeout: float) -> None:
         ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, wanted, ctypes.byref(ctypes.c_int()))
     finally:
         timer.cancel()
-
-
-def _restore(order: Literal["rank", "fast"], compress: Compression | None, timeout: float, overlap: bool) -> MPI:
-    return MPI(order, compress=compress, timeout=timeout, overlap=overlap)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

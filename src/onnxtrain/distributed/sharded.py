@@ -110,13 +110,9 @@ class ShardedExecutor(DataParallelExecutor):
 
     def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
         entries, values = super()._build(objective, config)
-        states = {name for name in values if name in entries[0].updates or self._is_fed(entries[0], name)}
-        entries[0].states = [name for name in values if name in states]
+        read = {*entries[0].updates, *(value.name for value in entries[0].model.graph.inputs)}
+        entries[0].states = [name for name in values if name in read]
         return entries[:1], FirstValues({name: values.tensors[name] for name in entries[0].states})
-
-    @staticmethod
-    def _is_fed(entry: StepEntry, name: str) -> bool:
-        return any(value.name == name for value in entry.model.graph.inputs)
 
     def _cut(self, group: int, names: list[str]) -> list[tuple[str, _Piece]]:
         """Return the pieces of the parameters of a bucket that this rank updates."""

@@ -1,32 +1,86 @@
-"""Derivatives as models: products with the Jacobian and the Hessian, Jacobians, gradients of each example.
+"""Derivatives as models: gradients, products with the Jacobian and the Hessian, Jacobians, gradients of each example.
 
-All of them are compositions of :func:`~onnxtrain.editing.gradient.gradient`. With the cotangent c and the tangent t:
+All of them are compositions of :func:`gradient`. With the cotangent c and the tangent t:
 Jᵀc is the gradient of <y, c> by x; Jᵀc is linear in c, so J t is the gradient of <Jᵀc, t> by c; and H v is the
 gradient of <dy/dx, v> by x. Jacobians and gradients of each example repeat one of these in a Scan.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.editing.gradient import find_value, free_names, gradient, names_of
+from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.editing.working import Model, Working
 from onnxtrain.errors import GradientError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.declared_shapes import all_values, declared_otherwise
 from onnxtrain.graph.passes import remove_unused
 from onnxtrain.graph.replace import substitute
-from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import HALVES, dimensions, is_float
+from onnxtrain.lowering.build_gradients import Derivative
+from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.rewrite import gradient_nodes
+from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.parameters.trainable import parameter_table
+from onnxtrain.training.advice.hints import Hint, warn_of
+from onnxtrain.training.working_copy.widening import keep_types, narrow_outputs, widen
 
 Names = Sequence[str] | str | None
+
+_DEFAULTS = GradientOptions()
+
+
+@checks_arguments
+@refuses_invalid()
+def gradient(
+    model: Model,
+    y: str | None = None,
+    xs: Names = None,
+    *,
+    straight_through: bool = False,
+    recompute: str | Sequence[str] = (),
+) -> onnx.ModelProto:
+    """Add outputs to a model: the gradient of one of its values.
+
+    For a scalar y and each x, the result has an output ``{x}_grad`` = dy/dx of the type and shape of x, or
+    ``{x}_grad2`` where the model has that name, as in a second gradient; a y that is not scalar is summed. The result
+    contains standard operators only and runs on any ONNX runtime. A model below opset 18 is upgraded to 18. A float16
+    or bfloat16 model computes in float32; its weights, inputs and outputs keep their types, and so do the gradients
+    with respect to them.
+
+    Args:
+        model: A path or a loaded model.
+        y: Name of the floating value to differentiate; by default the only output.
+        xs: Names of initializers, graph inputs or intermediate values; by default every trainable parameter
+            (see :func:`onnxtrain.inspect`).
+        straight_through: Straight-through estimator: pass gradients through rounding operators (Round, Floor, Ceil,
+            Sign) unchanged, through QuantizeLinear and DequantizeLinear where the value is within the integers'
+            range, and through integer operators (DynamicQuantizeLinear, MatMulInteger, ...) to the values that they
+            quantize. By default, gradients of the first two groups are zero, like the derivatives, and a gradient
+            that reaches an integer operator is an error.
+        recompute: Glob patterns of node names. The gradient recomputes outputs of these nodes instead of keeping them
+            in memory (activation checkpointing).
+
+    Returns:
+        A model with the original outputs followed by one gradient per x. It contains all its data; save a model above
+        2 GiB with ``onnx.save(..., save_as_external_data=True)``.
+
+    Raises:
+        GradientError: A name does not exist or is not floating; operators between x and y have no rule or compute with
+            quantized integers (the message lists all); a pattern matches no node.
+        ModelError: The model cannot be read.
+    """
+    return _with_gradients(model, y, xs, GradientOptions.of(straight_through, recompute))[0]
 
 
 @checks_arguments
@@ -60,7 +114,7 @@ def vjp(model: Model, y: Names = None, xs: Names = None) -> onnx.ModelProto:
     working = Working(model)
     y_names = _outputs(working, y)
     x_names = _inputs(working, xs)
-    products = free_names(working.graph, [f"{name}_vjp" for name in x_names])
+    products = _free_names(working.graph, [f"{name}_vjp" for name in x_names])
     proto, _ = _pulled_back(working, y_names, x_names, products)
     return proto
 
@@ -97,7 +151,7 @@ def jvp(model: Model, y: Names = None, xs: Names = None) -> onnx.ModelProto:
     working = Working(model)
     y_names, x_names = _outputs(working, y), _inputs(working, xs)
     kept = [str(value.name) for value in working.graph.outputs]
-    found = free_names(working.graph, [f"{name}_jvp" for name in y_names])
+    found = _free_names(working.graph, [f"{name}_jvp" for name in y_names])
     products = [working.free_name(f"{name}_vjp") for name in x_names]
     proto, cotangents = _pulled_back(working, y_names, x_names, products)
     working = Working(proto)
@@ -130,12 +184,11 @@ def hessian_vector_product(model: Model, y: str | None = None, xs: Names = None)
             gradient.
         ModelError: The model cannot be read.
     """
-    first = gradient(model, y, xs)
+    first, gradients = _with_gradients(model, y, xs)
     kept = [value.name for value in first.graph.output]
-    gradients = _gradients_by_x(model, first)
     x_names = list(gradients)
     working = Working(first)
-    products = free_names(working.graph, [f"{name}_hvp" for name in x_names])
+    products = _free_names(working.graph, [f"{name}_hvp" for name in x_names])
     vectors = _new_inputs(working, x_names, "_vector")
     total = _inner_products(working, dict(zip(gradients.values(), vectors, strict=True)))
     working = Working(_gradients(working, total, x_names, products))
@@ -171,7 +224,7 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
     (y_name,) = _outputs(working, y, one=True)
     x_names = _inputs(working, xs)
     kept = [str(value.name) for value in working.graph.outputs]
-    found = free_names(working.graph, [f"{name}_jacobian" for name in x_names])
+    found = _free_names(working.graph, [f"{name}_jacobian" for name in x_names])
     product_names = [working.free_name(f"{name}_vjp") for name in x_names]
     proto, (cotangent,) = _pulled_back(working, [y_name], x_names, product_names)
     working = Working(proto)
@@ -233,14 +286,13 @@ def per_example_gradients(
             has a batch axis, or one has a fixed number of examples.
         ModelError: The model cannot be read.
     """
-    single = gradient(model, y, xs)
-    gradients = _gradients_by_x(model, single)
+    single, gradients = _with_gradients(model, y, xs)
     working = Working(single)
     graph = working.graph
     batched = _batch_inputs(graph, inputs)
     if any(name in batched for name in gradients):
         raise GradientError("per_example_gradients: xs are parameters; gradients by inputs are those of gradient().")
-    new = free_names(working.graph, [f"{name}_grads" for name in gradients])
+    new = _free_names(working.graph, [f"{name}_grads" for name in gradients])
     grads = dict(zip(gradients.values(), new, strict=True))
     aside = {str(value.name): working.free_name(f"{value.name}.example") for value in (*graph.inputs, *graph.outputs)}
     op = Builder(graph, working.opset)
@@ -262,10 +314,46 @@ def per_example_gradients(
     return working.finish()
 
 
+def _with_gradients(
+    model: Model,
+    y: str | None,
+    xs: Names,
+    options: GradientOptions = _DEFAULTS,
+    *,
+    names: Sequence[str] | None = None,
+) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Add the gradients of y as outputs, by default under free names; return the model and these names by x."""
+    file = ModelFile.load(model)
+    working = file.training_model()
+    declared = {str(value.name): value.dtype for value in working.graph.outputs if value.dtype in HALVES}
+    halves = widen(working)
+    working = infer_shapes(working)
+    warn_of(Hint(text, surprising=True) for text in declared_otherwise(working.graph))
+    graph = working.graph
+    if gradient_nodes(graph):  # y may depend on them
+        infer_shapes(lower_graph(working))
+    target = find_value(graph, _only_output(graph) if y is None else y, "y")
+    if xs is None:
+        table = parameter_table(working, target, straight_through=options.straight_through)
+        x_names = [row.name for row in table if row.trainable]
+        if not x_names:
+            raise GradientError(f"No trainable parameter determines {target.name!r}; name the xs.")
+    else:
+        x_names = _names_of(xs, "xs")
+    made = _free_names(graph, [f"{name}_grad" for name in x_names]) if names is None else list(names)
+    target = find_value(graph, target.name or "", "y")
+    keep_types(working, halves, x_names)
+    working.metadata_props.update(options.entries())
+    lower_graph(working, derivative=Derivative(target, [find_value(graph, name, "xs") for name in x_names], made))
+    narrow_outputs(working, declared)
+    proto = with_external_data(ir.to_proto(infer_shapes(working)), file.folder)
+    return proto, dict(zip(x_names, made, strict=True))
+
+
 def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
     """Return the names of y: the given ones, by default all floating outputs."""
     if given is not None:
-        names = names_of(given, "y")
+        names = _names_of(given, "y")
         if one and len(names) > 1:
             raise GradientError(f"y names {len(names)} values ({', '.join(map(repr, names))}); it needs one.").about(
                 "y", got=names
@@ -283,19 +371,12 @@ def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
 
 def _inputs(working: Working, given: Names) -> list[str]:
     if given is not None:
-        return names_of(given, "xs")
+        return _names_of(given, "xs")
     graph = working.graph
     names = [str(value.name) for value in graph.inputs if is_float(value) and value.name not in graph.initializers]
     if not names:
         raise GradientError("The model has no floating input; name the xs.")
     return names
-
-
-def _gradients_by_x(model: Model, with_gradients: onnx.ModelProto) -> dict[str, str]:
-    """Return the outputs that ``gradient`` appended to a model, by the x that each is the gradient of."""
-    count = len(ModelFile.load(model).proto.graph.output)
-    names = [value.name for value in with_gradients.graph.output[count:]]
-    return {re.sub(r"_grad\d*$", "", name): name for name in names}
 
 
 def _pulled_back(
@@ -310,12 +391,9 @@ def _pulled_back(
 def _gradients(
     working: Working, y: str, xs: Sequence[str], names: Sequence[str], drop: Sequence[str] = ()
 ) -> onnx.ModelProto:
-    """Add the gradients of y under names of our own."""
-    given = _proto(working, drop)
-    count = len(given.graph.output)
-    proto = gradient(given, y, xs)
-    made = (value.name for value in proto.graph.output[count:])
-    return _renamed(proto, dict(zip(made, names, strict=True)))
+    """Add the gradients of y under names of our own, and drop some outputs; nodes that no output needs stay."""
+    working.graph.outputs[:] = [value for value in working.graph.outputs if value.name not in drop]
+    return _with_gradients(ir.to_proto(working.model), y, xs, names=names)[0]
 
 
 def _new_inputs(working: Working, like: Sequence[str], suffix: str) -> list[ir.Value]:
@@ -340,31 +418,6 @@ def _inner_products(working: Working, pairs: dict[str, ir.Value]) -> str:
     total = op.Sum(*(op.cast(part, parts[0].dtype) for part in parts))
     total.ir.name = working.free_name("inner_products")
     return total.ir.name
-
-
-def _proto(working: Working, drop: Sequence[str] = ()) -> onnx.ModelProto:
-    """Return the model as it is, with nodes that no output needs, without some outputs."""
-    outputs = working.graph.outputs
-    outputs[:] = [value for value in outputs if value.name not in drop]
-    return ir.to_proto(working.model)
-
-
-def _renamed(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
-    """Rename values of the main graph, in place, also where bodies read them."""
-
-    def rename(graph: onnx.GraphProto) -> None:
-        for node in graph.node:
-            node.input[:] = [names.get(name, name) for name in node.input]
-            node.output[:] = [names.get(name, name) for name in node.output]
-            for attribute in node.attribute:
-                for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                    rename(body)
-        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-            value.name = names.get(value.name, value.name)
-
-    if names:
-        rename(model.graph)
-    return model
 
 
 def _keep_outputs(working: Working, names: Sequence[str]) -> None:
@@ -456,7 +509,7 @@ def _batch_inputs(graph: ir.Graph, given: Names) -> dict[str, ir.Value]:
                 "axis with dynamic_batch(model)."
             )
         return {str(value.name): value for value in found}
-    values = [find_value(graph, name, "inputs") for name in names_of(given, "inputs")]
+    values = [find_value(graph, name, "inputs") for name in _names_of(given, "inputs")]
     for value in values:
         axes = dimensions(value)
         if value not in list(graph.inputs) or not axes or (isinstance(axes[0], int) and axes[0] != 1):
@@ -472,3 +525,44 @@ def _stacked_input(working: Working, value: ir.Value) -> ir.Value:
     axes = dimensions(value) or ()
     first = axes[0] if not isinstance(axes[0], int) else "N"
     return ir.Value(name=f"{value.name}.all", type=value.type, shape=ir.Shape((first, *axes[1:])))
+
+
+def _only_output(graph: ir.Graph) -> str:
+    if len(set(graph.outputs)) != 1:  # an output may be listed twice
+        names = ", ".join(repr(value.name) for value in graph.outputs)
+        raise GradientError(f"The model has {len(graph.outputs)} outputs ({names}); name one with y=.")
+    return graph.outputs[0].name or ""
+
+
+def _names_of(given: Sequence[str] | str, argument: str) -> list[str]:
+    """Return the names that an argument lists, each once."""
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise GradientError(f"{argument} is {given!r}; it needs a name, or a list of names.").about(argument, got=given)
+    return list(dict.fromkeys(names))
+
+
+def _free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
+    """Return names of new values, with a number behind those that the model has, such as ``x_grad2``."""
+    taken = {*graph.initializers, *(value.name for value in (*graph.inputs, *all_values(graph)))}
+    found = []
+    for name in names:
+        numbered = (f"{name}{count}" for count in itertools.count(2))
+        found.append(name if name not in taken else next(other for other in numbered if other not in taken))
+    return found
+
+
+def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
+    """Find a value by its name in the main graph."""
+    if not isinstance(name, str):
+        raise GradientError(f"{argument} is {name!r}; it needs the name of a value.")
+    for value in graph.inputs:
+        if value.name == name:
+            return value
+    if name in graph.initializers:
+        return graph.initializers[name]
+    for node in graph:
+        for output in node.outputs:
+            if output.name == name:
+                return output
+    raise GradientError(f"{argument} names {name!r}, but the model has no value of that name.")

@@ -1,22 +1,128 @@
-"""Replace the head of a model: the last layer with weights, for another number of classes."""
+"""Change the end of a model: cut it, append layers, or replace its head for another number of classes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.editing.layers import uniform
+from onnxtrain.editing.layers import Layer, uniform
 from onnxtrain.editing.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
+from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.domains import LABELS, REPLACED_WEIGHT
 from onnxtrain.graph.inference import keeps_shape
 from onnxtrain.graph.layers import orientation, reads_transposed
+from onnxtrain.graph.operands import Value
 from onnxtrain.graph.replace import set_inputs
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import constant_tensor, dimensions, is_float
 from onnxtrain.model_file.validity import refuses_invalid
+
+
+@checks_arguments
+@refuses_invalid()
+def cut(model: Model, at: str | Sequence[str]) -> onnx.ModelProto:
+    """Return the part of a model that computes some of its values, which become the outputs.
+
+    The nodes behind them are removed, and with them the weights and the inputs that nothing else reads. The rest stays
+    as it is, names and weights included.
+
+    Args:
+        model: A path or a loaded model; it is not changed.
+        at: Names of values, or of nodes with one output.
+
+    Returns:
+        The part, a model that holds all its data.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: ``at`` names no result of a node, or a node with several outputs.
+
+    Example:
+        >>> model = onnx.parser.parse_model('''
+        ... <ir_version: 8, opset_import: ["": 18]>
+        ... f (float[n, 2] x) => (float[n, 2] y) { h = Relu(x)  y = Softmax(h) }''')
+        >>> part = cut(model, at="h")
+        >>> [node.op_type for node in part.graph.node], part.graph.output[0].name
+        (['Relu'], 'h')
+    """
+    names = [at] if isinstance(at, str) else list(at)
+    if not names:
+        raise OptionError("at= is empty; name at least one value or node of the model.")
+    working = Working(model)
+    values = list(dict.fromkeys(working.value(name) for name in names))
+    for name, value in zip(names, values, strict=False):
+        if value.type is None:
+            raise OptionError(f"at={name!r}: the type of this value is not known; cut at another one.")
+    working.graph.outputs[:] = values
+    return working.finish()
+
+
+@checks_arguments
+@refuses_invalid()
+def append(model: Model, *layers: Layer, output: str | None = None, seed: int = 0) -> onnx.ModelProto:
+    """Return a model with further layers behind one of its outputs, whose result replaces the output.
+
+    Args:
+        model: A path or a loaded model; it is not changed.
+        *layers: From :mod:`onnxtrain.editing.layers`, in order.
+        output: The output to build on; by default the first floating one.
+        seed: Seed of the new weights.
+
+    Returns:
+        The longer model; it holds all its data. The new weights are called ``{layer.name}.weight`` and
+        ``{layer.name}.bias``, with a number behind the layer's name if that name is taken.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: There is no such output, or a layer does not fit its input.
+
+    Example:
+        >>> from onnxtrain.editing.layers import Activation, Linear
+        >>> model = onnx.parser.parse_model('''
+        ... <ir_version: 8, opset_import: ["": 18]>
+        ... f (float[n, 2] x) => (float[n, 2] y) { y = Tanh(x) }''')
+        >>> longer = append(model, Linear(8), Activation("Relu"), Linear(3))
+        >>> [node.op_type for node in longer.graph.node], [tensor.name for tensor in longer.graph.initializer]
+        (['Tanh', 'Gemm', 'Relu', 'Gemm'], ['head.weight', 'head.bias', 'head2.weight', 'head2.bias'])
+    """
+    if not layers:
+        raise OptionError("append was given no layer; give some of onnxtrain.editing.layers, such as Linear(10).")
+    working = Working(model)
+    end = working.output(output)
+    op = Builder(working.graph, working.opset)
+    random = np.random.default_rng(seed)
+    x = op.wrap(end)
+    for layer in layers:
+        if not isinstance(layer, Layer):
+            raise OptionError(
+                f"append was given {layer!r}; it takes layers of onnxtrain.editing.layers, such as Linear(10)."
+            )
+        op.scope = working.free_name(layer.name)
+        x = layer.build(op, x, _Weights(working, op, x.dtype), random)
+        infer_shapes(working.model)  # the next layer may read the shape
+    made = x.ir
+    made.name = working.free_name("output")
+    working.graph.outputs[list(working.graph.outputs).index(end)] = made
+    return working.finish()
+
+
+class _Weights:
+    """Factory of the weights of one layer, in the type of its input."""
+
+    def __init__(self, working: Working, op: Builder, dtype: ir.DataType) -> None:
+        self._working, self._op, self._dtype = working, op, dtype
+
+    def __call__(self, role: str, values: npt.NDArray[np.generic]) -> Value:
+        array = values.astype(self._dtype.numpy())
+        return self._op.wrap(self._working.initializer(f"{self._op.scope}.{role}", array, self._dtype))
+
 
 _HEADS = ("Gemm", "MatMul", "Conv")
 
@@ -147,7 +253,7 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
     dtype = head.outputs[0].dtype
     assert dtype is not None
     if head.op_type == "Conv":
-        if _integer(head, "group", 1) != 1:
+        if head.attributes.get_int("group", 1) != 1:
             raise OptionError(f"{_label(head)} has groups, so its channels are no classes; name another with at=.")
         features = shape[1:]
     else:
@@ -252,10 +358,6 @@ def _resize(working: Working, node: ir.Node, old: int, new: int) -> None:
     name = working.free_name(f"{value.name}_{new}")
     made = working.initializer(name, changed, tensor.dtype)
     set_inputs(node, [*node.inputs[:index], made, *node.inputs[index + 1 :]])
-
-
-def _integer(node: ir.Node, name: str, default: int = 0) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else default
 
 
 def _label(node: ir.Node) -> str:

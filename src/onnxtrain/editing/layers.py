@@ -15,7 +15,7 @@ from onnxtrain.errors._internal import public_names
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.layers import orientation
-from onnxtrain.graph.value import Value
+from onnxtrain.graph.operands import Value
 
 __all__ = ["Activation", "Cosine", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]
 

@@ -22,8 +22,9 @@ from onnxtrain.graph.domains import NCHWC_DOMAIN
 from onnxtrain.losses.heads import tensor_spec
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.proto import default_opset, drop_initializer_inputs, drop_own_import, unify_default_domain
-from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
+from onnxtrain.model_file.proto import drop_initializer_inputs, drop_own_import, unify_default_domain
+from onnxtrain.model_file.upgrade import upgrade_opset
+from onnxtrain.training.working_copy.inputs import mark_image_inputs
 
 _LEAST_OPSET = {8: 13, 4: 21}
 """Least opset by bits: 13 has scales per channel, 21 has int4."""
@@ -94,7 +95,7 @@ def quantize(
         proto = file.inlined()
         drop_initializer_inputs(proto, overridable=True)
         unify_default_domain(proto)
-        proto = _upgraded(proto, _LEAST_OPSET[bits])
+        proto = upgrade_opset(proto, _LEAST_OPSET[bits])
         large = proto.ByteSize() > _ONE_FILE
         onnx.save(proto, given, save_as_external_data=large)
         try:
@@ -106,13 +107,6 @@ def quantize(
         quantized = onnx.load(result)
         drop_own_import(quantized)
         return quantized
-
-
-def _upgraded(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
-    from onnx import version_converter
-
-    opset = default_opset(model.opset_import)
-    return model if opset is None or opset >= least else version_converter.convert_version(model, least)
 
 
 def _run_quantizer(

@@ -84,8 +84,7 @@ class Working:
 
     def initializer(self, name: str, array: object, dtype: ir.DataType) -> ir.Value:
         """Add an initializer to the main graph."""
-        tensor = ir.tensor(array, dtype=dtype, name=name)  # type: ignore[arg-type]
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
+        value = ir.val(name, const_value=ir.tensor(array, dtype=dtype, name=name))  # type: ignore[arg-type]
         self.graph.register_initializer(value)
         return value
 

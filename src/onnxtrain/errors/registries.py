@@ -173,6 +173,16 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         return len(self._built_in) + len(self._added())
 
+
+class ClassRegistry(Registry[type[T]]):
+    """Entries of one kind that are classes derived from a base."""
+
+    def __init__(self, kind: str, base: type[T], built_in: Mapping[str, type[T] | str] | None = None) -> None:
+        def is_valid(given: object) -> bool:
+            return isinstance(given, type) and issubclass(given, base)
+
+        super().__init__(kind, is_valid, f"a class derived from {base.__name__}", built_in)
+
     def class_names(self) -> dict[str, str]:
         """Return the names of entries by the names of the classes that plugins registered."""
         return {
@@ -180,7 +190,7 @@ class Registry(Mapping[str, T]):
             for name, entry in self._added().items()
         }
 
-    def of_class(self, name: str, module: str) -> T:
+    def of_class(self, name: str, module: str) -> type[T]:
         """Return the class that a plugin registered, as an attribute of the core's module.
 
         Raises:

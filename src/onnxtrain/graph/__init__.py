@@ -2,6 +2,6 @@
 
 import onnxtrain.graph.upstream.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.value import Value
+from onnxtrain.graph.operands import Value
 
 __all__ = ["Builder", "Value"]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs
-from onnxtrain.graph.declared_shapes import MADE_UP
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, is_default_domain
 from onnxtrain.graph.inference import DECLARED, integer, is_elementwise, slice_bounds
 from onnxtrain.graph.layers import reads_transposed
-from onnxtrain.graph.value import Dimension, constant_array, dimensions
-
-Product = tuple[int, tuple[str, ...]]
-"""A product of sizes: the numbers multiplied, and the symbols in order."""
+from onnxtrain.graph.sizes import Product, factors, is_made_up, over, times
+from onnxtrain.graph.value import Dimension, constant_ints, dimensions, input_of, order_of
 
 ONE: Product = (1, ())
 
@@ -128,27 +124,7 @@ def _listed(node: ir.Node, name: str, index: int, rank: int) -> int:
 
 
 def _product(sizes: Iterable[Dimension]) -> Product | None:
-    number, symbols = 1, []
-    for size in sizes:
-        if size is None or (isinstance(size, str) and size.startswith(MADE_UP)):
-            return None
-        if isinstance(size, int):
-            number *= size
-        else:
-            symbols.append(size)
-    return number, tuple(sorted(symbols))
-
-
-def _times(a: Product, b: Product) -> Product:
-    return a[0] * b[0], tuple(sorted(a[1] + b[1]))
-
-
-def _divided(a: Product, b: Product) -> Product | None:
-    """Return the quotient of two products; ``None`` where it is none."""
-    symbols, divisors = Counter(a[1]), Counter(b[1])
-    if not b[0] or a[0] % b[0] or divisors - symbols:
-        return None
-    return a[0] // b[0], tuple(sorted((symbols - divisors).elements()))
+    return times(*(None if is_made_up(size) else factors(size) for size in sizes))
 
 
 def _reshaped(
@@ -158,24 +134,24 @@ def _reshaped(
     earlier = _product(before[: source.axis])
     if earlier is None:
         return None
-    outer, passed = _times(earlier, source.before), ONE
+    outer, passed = times(earlier, source.before), times()
     sizes = [_product([size]) for size in after]
     total, known = _product(before), _product(size for size in after if _product([size]) is not None)
     if sizes.count(None) == 1 and total is not None and known is not None:
-        sizes[sizes.index(None)] = _divided(total, known)
+        sizes[sizes.index(None)] = over(total, known)
     for axis, own in enumerate(sizes):
-        rest = _divided(outer, passed)
+        rest = over(outer, passed)
         if rest is None:
             return None
         if rest == ONE and (own != ONE or size == 1):
             return BatchAxis(axis)
         if own is None:
             return None
-        merged = None if rest == ONE else _divided(own, rest)
+        merged = None if rest == ONE else over(own, rest)
         following = sizes[axis + 1] if axis + 1 < len(sizes) else None
         if merged is not None and (merged != ONE or (size == 1 and following != ONE)):
             return BatchAxis(axis, rest)  # merged with the axes before it
-        passed = _times(passed, own)
+        passed = times(passed, own)
     return None
 
 
@@ -223,14 +199,13 @@ def _axis(node: ir.Node, slot: int, index: int, axis: int, rank: int) -> int | N
 def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
     """Return an axis behind operators that add or remove axes: Squeeze, Unsqueeze, reductions."""
     given = node.attributes.get("axes") or node.attributes.get("axis")
-    listed: list[int] | None = None
+    listed: list[int] | None
     if given is not None:
         listed = [given.as_int()] if given.type == ir.AttributeType.INT else list(given.as_ints())
     elif node.op_type.startswith("Arg"):
         listed = [0]
-    elif len(node.inputs) > 1 and node.inputs[1] is not None:
-        array = constant_array(node.inputs[1])
-        listed = None if array is None else [int(number) for number in array.reshape(-1)]
+    else:
+        listed = constant_ints(input_of(node, 1))
     if node.op_type == "Unsqueeze":
         new = sorted(added % (rank + len(listed)) for added in listed) if listed is not None else []
         for added in new:
@@ -245,8 +220,7 @@ def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
 
 
 def _transpose(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
-    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
-    return order.index(axis)
+    return order_of(node, rank).index(axis)
 
 
 def _recurrent(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
@@ -257,7 +231,7 @@ def _recurrent(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> in
 
 
 def _gather(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
-    data, indices = (None if value is None else dimensions(value) for value in node.inputs[:2])
+    data, indices = (dimensions(value) for value in node.inputs[:2])
     if data is None or indices is None or slot > 1:
         return None
     gathered = integer(node, "axis", 0) % max(len(data), 1)
@@ -294,7 +268,7 @@ def _concat(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int |
 
 
 def _slice(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
-    before, after = dimensions(node.inputs[0]), dimensions(node.outputs[0])  # type: ignore[arg-type]
+    before, after = dimensions(node.inputs[0]), dimensions(node.outputs[0])
     if slot or before is None:
         return None
     if after is not None and _is_int(before[axis]):

@@ -11,8 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.operands import Operand, Value, as_array, exact, lift_operands
 from onnxtrain.graph.passes import NEVER_SHARED, attribute_key
-from onnxtrain.graph.value import Dimension, Operand, Value, as_array, exact, lift_operands
+from onnxtrain.graph.value import Dimension, add_initializer
 
 
 class Builder:
@@ -139,10 +140,13 @@ class Builder:
         return self._node_names
 
     def before(self, node: ir.Node, *, sharing: bool = False) -> Builder:
-        """A builder that inserts before a node of the same graph and shares constants with this one.
+        """A builder that inserts before a node of this graph, or of a body in it, and shares constants with this one.
 
-        It shares computed sizes, too, so call it for nodes in the order of the graph.
+        In the same graph it shares computed sizes, too, so call it for nodes in the order of the graph.
         """
+        if node.graph is not self.graph:
+            assert isinstance(node.graph, ir.Graph)
+            return Builder(node.graph, self.opset, before=node, outer=self)
         self._names()  # once for all of these builders
         other = copy.copy(self)
         other._before, other.emitted = node, []
@@ -196,12 +200,7 @@ class Builder:
         data = np.asarray(array, dtype=dtype)
         key = (data.dtype.str, str(data.dtype), data.shape, data.tobytes())
         if key not in self._constants:
-            name = self._constant_name()
-            value = ir.Value(name=name, const_value=ir.Tensor(data, name=name))
-            value.dtype = value.const_value.dtype  # type: ignore[union-attr]
-            value.shape = ir.Shape(data.shape)
-            self.graph.register_initializer(value)
-            self._constants[key] = value
+            self._constants[key] = add_initializer(self.graph, ir.Tensor(data, name=self._constant_name()))
         return Value(self._constants[key], self)
 
     def _constant_name(self) -> str:

@@ -137,6 +137,13 @@ def all_nodes(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
             yield from all_nodes(body)
 
 
+def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """Iterate over a graph and all bodies in it."""
+    yield graph
+    for node in all_nodes(graph):
+        yield from subgraphs(node)
+
+
 _GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
@@ -155,10 +162,14 @@ def _collect_captured(graph: ir.Graph, known: set[ir.Value], found: dict[ir.Valu
             found[value] = None
 
 
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """The values that a node, or a body inside it, reads."""
+    return [*(value for value in node.inputs if value is not None), *captured_values(node)]
+
+
 def producers(node: ir.Node) -> list[ir.Node]:
     """The nodes whose outputs a node, or a body inside it, reads."""
-    values = [*node.inputs, *captured_values(node)]
-    return [producer for value in values if value is not None and (producer := value.producer()) is not None]
+    return [producer for value in values_read(node) if (producer := value.producer()) is not None]
 
 
 def ancestors(nodes: Iterable[ir.Node], *, known: Collection[ir.Node] = ()) -> set[ir.Node]:

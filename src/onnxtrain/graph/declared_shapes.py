@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.clone import all_graphs, all_nodes, subgraphs, values_read
 from onnxtrain.graph.inference import is_elementwise, known_shape
+from onnxtrain.graph.sizes import filled_in, is_made_up
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
-
-MADE_UP = "unk__"
-"""Prefix of the symbols that ONNX's inference makes up."""
 
 _ANONYMOUS = frozenset({"", "?", "-1", "None", "unknown", "*"})
 """Exporters write these for a size that they do not know: axes that share such a name need not be equal."""
@@ -24,28 +22,18 @@ def forget_anonymous_axes(graph: ir.Graph) -> None:
 
 def forget_undefined_types(graph: ir.Graph) -> None:
     """Forget declared types without an element type, in place: inference finds the type."""
-    for node in graph:
+    for node in all_nodes(graph):
         for output in node.outputs:
             if isinstance(output.type, ir.TensorType) and output.dtype == ir.DataType.UNDEFINED:
                 output.type = output.shape = None
-        for body in subgraphs(node):
-            forget_undefined_types(body)
 
 
 def declare_initializers(graph: ir.Graph) -> None:
     """Give initializers the types and shapes of their tensors, in place: a file may declare other ones."""
-    for value in graph.initializers.values():
+    for value in [value for part in all_graphs(graph) for value in part.initializers.values()]:
         if value.const_value is not None:
             value.type = ir.TensorType(value.const_value.dtype)
             value.shape = ir.Shape(value.const_value.shape.numpy())
-    for node in graph:
-        for body in subgraphs(node):
-            declare_initializers(body)
-
-
-def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
-    """Forget symbols that turned out to have different sizes, in place."""
-    _forget_sizes(graph, lambda size: isinstance(size, str) and size in symbols)
 
 
 def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> bool:
@@ -57,13 +45,13 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
     and so do those of operators of other domains, which only the file tells.
     """
     untrue = _untrue_symbols(declared)
-    forget_symbols(graph, untrue)
+    _forget_sizes(graph, untrue.__contains__)
     doubted, completed = set[ir.Value](), bool(untrue)
     otherwise = graph.meta.setdefault(_OTHERWISE, {})
     for node in _bodies_first(graph):
         if node.op_type == "Constant" and not node.domain:
             continue  # its tensor has a shape; onnxruntime-genai's builder declares scalars for lists of one element
-        behind = any(value in doubted for value in (*node.inputs, *captured_values(node)))
+        behind = any(value in doubted for value in values_read(node))
         if behind:
             doubted.update(node.outputs)
         for index, output in enumerate(node.outputs):
@@ -83,8 +71,8 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
                 if given is None and (output in graph.outputs or (node.domain and output not in otherwise)):
                     output.shape = ir.Shape([None] * len(old))
                     completed = completed or bool(node.domain)
-            elif (sizes := _completed(given, old)) != given:
-                output.shape, completed = ir.Shape(sizes), True
+            elif (sizes := filled_in(given, old)) != given:
+                output.shape, completed = ir.Shape(sizes or ()), True
     return completed
 
 
@@ -112,16 +100,6 @@ def _bodies_first(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def _sizes_of(shape: ir.Shape) -> tuple[Dimension, ...]:
     return tuple(size if isinstance(size, int) else size.value for size in shape)
-
-
-def _completed(given: Sequence[Dimension] | None, declared: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """Return an inferred shape with declared sizes where its own are open."""
-    if given is None:
-        return tuple(declared)
-    pairs = zip(given, declared, strict=True)
-    return tuple(
-        old if new is None or (str(new).startswith(MADE_UP) and old is not None) else new for new, old in pairs
-    )
 
 
 def _contradicts_operand(node: ir.Node, declared: Sequence[Dimension]) -> bool:
@@ -170,12 +148,12 @@ def _contradict(declared: Sequence[Dimension], given: Sequence[Dimension]) -> bo
 
 def _shown(shape: Sequence[Dimension]) -> str:
     """Return a shape as text, with N for a size that has no name or a made-up one."""
-    sizes = ["N" if size is None or str(size).startswith(MADE_UP) else str(size) for size in shape]
+    sizes = ["N" if size is None or is_made_up(size) else str(size) for size in shape]
     return f"[{', '.join(sizes)}]"
 
 
 def _differ(outer: Dimension, inner: Dimension) -> bool:
-    return None not in (outer, inner) and outer != inner and not str(inner).startswith(MADE_UP)
+    return None not in (outer, inner) and outer != inner and not is_made_up(inner)
 
 
 def _forget_sizes(graph: ir.Graph, is_unknown: Callable[[Dimension], bool]) -> None:
@@ -187,28 +165,20 @@ def _forget_sizes(graph: ir.Graph, is_unknown: Callable[[Dimension], bool]) -> N
 
 def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
     """Iterate over the inputs of a graph and the outputs of its nodes, those in bodies included."""
-    yield from graph.inputs
-    for node in graph:
-        yield from node.outputs
-        for body in subgraphs(node):
-            yield from all_values(body)
+    for part in all_graphs(graph):
+        yield from part.inputs
+        for node in part:
+            yield from node.outputs
 
 
 def forget_shapes(graph: ir.Graph, *, ranks: bool = True) -> dict[ir.Value, ir.Shape]:
     """Remove the shapes of all node outputs, those in bodies included."""
     removed: dict[ir.Value, ir.Shape] = {}
-    _forget(graph, removed)
+    for output in [output for node in all_nodes(graph) for output in node.outputs]:
+        if output.shape is not None:
+            removed[output] = output.shape
+            output.shape = None
     for output in graph.outputs:
         if ranks and output in removed:
             output.shape = ir.Shape([None] * len(removed[output]))
     return removed
-
-
-def _forget(graph: ir.Graph, removed: dict[ir.Value, ir.Shape]) -> None:
-    for node in graph:
-        for output in node.outputs:
-            if output.shape is not None:
-                removed[output] = output.shape
-                output.shape = None
-        for inner in subgraphs(node):
-            _forget(inner, removed)

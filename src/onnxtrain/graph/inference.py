@@ -1,27 +1,24 @@
 """Types and shapes of standard operators from their inputs: the one table behind both Python inferences.
 
 The builder asks it for each node that a rule emits, thousands between two inferences of ONNX: there only constants
-count as known elements. :mod:`onnxtrain.graph.symbols` asks it for whole graphs and follows sizes that the graph
+count as known elements. :mod:`onnxtrain.graph.shapes` asks it for whole graphs and follows sizes that the graph
 computes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import onnx_ir as ir
 
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.layers import reads_transposed
-from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
+from onnxtrain.graph.sizes import product, quotient
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, input_of, order_of
 
 Sizes = tuple[Dimension, ...] | None
 """A shape, or the elements of an integer vector; ``None`` where nothing is known."""
-
-
-LONGEST = 64
-"""Elements up to which an integer tensor may hold sizes: longer ones are not followed, whatever sizes a model has."""
 
 
 class Facts(Protocol):
@@ -42,10 +39,10 @@ class _Declared:
     divides_symbols = False
 
     def shape(self, value: ir.Value | None) -> Sizes:
-        return None if value is None else dimensions(value)
+        return dimensions(value)
 
     def content(self, value: ir.Value | None) -> Sizes:
-        constant = None if value is None else constant_tensor(value)
+        constant = constant_tensor(value)
         if constant is None or not constant.dtype.is_integer():
             return None
         return tuple(int(number) for number in constant.numpy().reshape(-1))
@@ -145,7 +142,7 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
     if node.op_type == "ConstantOfShape":
         value = node.attributes.get("value")
         return ir.DataType.FLOAT if value is None else value.as_tensor().dtype
-    source = _input(node, _TYPED_BY.get(node.op_type, 0))
+    source = input_of(node, _TYPED_BY.get(node.op_type, 0))
     return None if source is None else source.dtype
 
 
@@ -155,7 +152,7 @@ def _split(node: ir.Node) -> None:
     if source is None:
         return
     axis = integer(node, "axis", 0) % len(source)
-    sizes: Sequence[Dimension] | None = DECLARED.content(_input(node, 1))
+    sizes: Sequence[Dimension] | None = DECLARED.content(input_of(node, 1))
     if sizes is None:
         whole, parts = source[axis], len(node.outputs)
         sizes = [None] * parts
@@ -171,7 +168,7 @@ def _declared_shape(node: ir.Node) -> Sizes:
     """The shape of the first output as the shapes of inputs and constants determine it."""
     if node.op_type in _NOT_AS_EMITTED:
         return None
-    if node.op_type in _SHAPES and DECLARED.shape(_input(node, 0)) is None:
+    if node.op_type in _SHAPES and DECLARED.shape(input_of(node, 0)) is None:
         return None
     return output_shape(node, DECLARED)
 
@@ -221,7 +218,7 @@ def output_shape(node: ir.Node, facts: Facts) -> Sizes:
     if node.op_type in _ELEMENTWISE:
         return broadcast_shapes(*map(facts.shape, node.inputs))
     if node.op_type in _SAME_SHAPE:
-        return facts.shape(_input(node, 0))
+        return facts.shape(input_of(node, 0))
     rule = _SHAPES.get(node.op_type)
     return None if rule is None else rule(node, facts)
 
@@ -246,20 +243,9 @@ def broadcast_shapes(*shapes: tuple[Dimension, ...] | None) -> Sizes:
 
 
 def _quotient(sizes: Sequence[Dimension], divisors: Sequence[Dimension]) -> Dimension:
-    """The product of sizes over the product of divisors, where it is a number or one symbol."""
-    if None in sizes or None in divisors or 0 in divisors:
-        return None
-    symbols = [size for size in sizes if isinstance(size, str)]
-    for size in divisors:
-        if isinstance(size, str):
-            if size not in symbols:
-                return None
-            symbols.remove(size)
-    above = math.prod(size for size in sizes if isinstance(size, int))
-    below = math.prod(size for size in divisors if isinstance(size, int))
-    if not symbols:
-        return above // below if above % below == 0 else None
-    return symbols[0] if len(symbols) == 1 and above == below else None
+    """The product of sizes over the product of divisors, where it is a number or one of the sizes."""
+    found = quotient(product(sizes), product(divisors))
+    return found if isinstance(found, int) or found in sizes else None
 
 
 def integer(node: ir.Node, name: str, default: int) -> int:
@@ -270,10 +256,10 @@ def integer(node: ir.Node, name: str, default: int) -> int:
 
 def slice_bounds(node: ir.Node, facts: Facts, rank: int) -> dict[int, slice] | None:
     """The slice of each axis that a Slice cuts, where all bounds are numbers and steps are positive."""
-    parts = [facts.content(_input(node, index)) for index in (1, 2)]
+    parts = [facts.content(input_of(node, index)) for index in (1, 2)]
     count = len(parts[0] or ())
     for index, default in ((3, tuple(range(count))), (4, (1,) * count)):
-        parts.append(default if _input(node, index) is None else facts.content(_input(node, index)))
+        parts.append(default if input_of(node, index) is None else facts.content(input_of(node, index)))
     bounds: dict[int, slice] = {}
     for bound in zip(*(part or () for part in parts), strict=False):
         start, end, axis, step = bound
@@ -285,32 +271,25 @@ def slice_bounds(node: ir.Node, facts: Facts, rank: int) -> dict[int, slice] | N
     return bounds if count and len(bounds) == count else None
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 def _axes(node: ir.Node, facts: Facts) -> list[int] | None:
     """The axes that a node's second input lists, or its attribute in older opsets, where they are known."""
     if "axes" in node.attributes:
         return list(node.attributes["axes"].as_ints())
-    content = facts.content(_input(node, 1))
+    content = facts.content(input_of(node, 1))
     axes = [axis for axis in content or () if isinstance(axis, int)]
     return axes if content is not None and len(axes) == len(content) else None
 
 
 def _transpose(node: ir.Node, facts: Facts) -> Sizes:
-    shape, attribute = facts.shape(node.inputs[0]), node.attributes.get("perm")
-    if shape is None:
-        return None
-    order = list(attribute.as_ints()) if attribute is not None else list(range(len(shape)))[::-1]
-    return tuple(shape[axis] for axis in order)
+    shape = facts.shape(node.inputs[0])
+    return None if shape is None else tuple(shape[axis] for axis in order_of(node, len(shape)))
 
 
 def _reduce(node: ir.Node, facts: Facts) -> Sizes:
     shape, keepdims = facts.shape(node.inputs[0]), integer(node, "keepdims", 1) == 1
     if shape is None:
         return None
-    listed = () if _input(node, 1) is None and "axes" not in node.attributes else _axes(node, facts)
+    listed = () if input_of(node, 1) is None and "axes" not in node.attributes else _axes(node, facts)
     if listed is None:
         return (None,) * len(shape) if keepdims and "noop_with_empty_axes" not in node.attributes else None
     axes = {axis % len(shape) for axis in listed}
@@ -366,7 +345,7 @@ def _shape_operator(node: ir.Node, facts: Facts) -> Sizes:
 
 
 def _reshape(node: ir.Node, facts: Facts) -> Sizes:
-    shape, target = facts.shape(node.inputs[0]), facts.content(_input(node, 1))
+    shape, target = facts.shape(node.inputs[0]), facts.content(input_of(node, 1))
     if target is None:
         return None
     sizes = list(target)
@@ -428,10 +407,6 @@ def _range(node: ir.Node, facts: Facts) -> Sizes:
     return (None,)
 
 
-def _expand(node: ir.Node, facts: Facts) -> Sizes:
-    return broadcast_shapes(facts.shape(node.inputs[0]), facts.content(node.inputs[1]))
-
-
 def _slice(node: ir.Node, facts: Facts) -> Sizes:
     sizes = facts.shape(node.inputs[0])
     bounds = None if not sizes else slice_bounds(node, facts, len(sizes))
@@ -444,7 +419,7 @@ def _slice(node: ir.Node, facts: Facts) -> Sizes:
 
 
 def _tile(node: ir.Node, facts: Facts) -> Sizes:
-    shape, repeats = facts.shape(node.inputs[0]), facts.content(_input(node, 1))
+    shape, repeats = facts.shape(node.inputs[0]), facts.content(input_of(node, 1))
     if shape is None or repeats is None or len(shape) != len(repeats):
         return None if shape is None else (None,) * len(shape)
     return tuple(
@@ -464,7 +439,7 @@ _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Reshape": _reshape,
     "Concat": _concat,
     "ConstantOfShape": lambda node, facts: facts.content(node.inputs[0]),
-    "Expand": _expand,
+    "Expand": lambda node, facts: broadcast_shapes(facts.shape(node.inputs[0]), facts.content(node.inputs[1])),
     "Gather": _gather,
     "Pad": _pad,
     "Range": _range,
@@ -481,3 +456,51 @@ _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
 
 _NOT_AS_EMITTED = frozenset({"ConstantOfShape", "Expand", "Slice"})
 """Operators whose shapes only a whole graph's inference takes from the table; rules state those that they emit."""
+
+
+# Microsoft's operators in language models, which ONNX's inference does not know
+
+_LIKE_INPUT = {
+    "BiasGelu": (0,),
+    "FastGelu": (0,),
+    "QuickGelu": (0,),
+    "RotaryEmbedding": (0,),
+    "SimplifiedLayerNormalization": (0,),
+    "SkipLayerNormalization": (0, 3),
+    "SkipSimplifiedLayerNormalization": (0, 3),
+}
+"""The outputs that have type and shape of the first input."""
+
+_OWN = frozenset({*_LIKE_INPUT, "GroupQueryAttention", "MatMulNBits"})
+
+
+def infer_microsoft_types(node: ir.Node) -> bool:
+    """Give a type to outputs without one, in the order of the graph, also behind such nodes in standard operators."""
+    source = node.inputs[0] if node.inputs else None
+    if source is None or source.type is None or not node.outputs or node.outputs[0].type is not None:
+        return False
+    if node.op_type in _OWN and node.domain in ("", MICROSOFT_DOMAIN):
+        last = {"MatMulNBits": _width_of_product, "GroupQueryAttention": _width_of_attention}.get(node.op_type)
+        shape = dimensions(source)
+        if shape is not None and last is not None:
+            shape = (*shape[:-1], last(node, shape))
+        for index in _LIKE_INPUT.get(node.op_type, (0,)):
+            if index < len(node.outputs) and node.outputs[index].type is None:
+                node.outputs[index].type = source.type
+                node.outputs[index].shape = None if shape is None else ir.Shape(shape)
+    elif not node.domain:
+        infer_outputs(node)
+    return node.outputs[0].type is not None
+
+
+def _width_of_product(node: ir.Node, shape: tuple[Dimension, ...]) -> Dimension:
+    return integer(node, "N", 0) or None
+
+
+def _width_of_attention(node: ir.Node, shape: tuple[Dimension, ...]) -> Dimension:
+    """The width of the queries, which may hold keys and values, too."""
+    width = shape[-1]
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        return width
+    heads, groups = integer(node, "num_heads", 0), integer(node, "kv_num_heads", 0)
+    return heads * width // (heads + 2 * groups) if isinstance(width, int) and heads else None

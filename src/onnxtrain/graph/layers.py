@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.passes import RANDOM
-from onnxtrain.graph.value import constant_tensor, dimensions, is_float
+from onnxtrain.graph.value import attributes_of, constant_tensor, dimensions, is_float, order_of
 
 RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Operators that may add and remove axes of size 1."""
@@ -73,7 +73,7 @@ def form_of(operator: str, attributes: Mapping[str, Any]) -> Form | None:
 
 def form_of_node(node: ir.Node) -> Form | None:
     """Return how a node reads the weight in its second input, or ``None`` if it is no layer."""
-    return form_of(node.op_type, {name: attribute.value for name, attribute in node.attributes.items()})
+    return form_of(node.op_type, attributes_of(node))
 
 
 def reads_transposed(node: ir.Node, slot: int = 1) -> bool:
@@ -155,12 +155,10 @@ def stored(value: ir.Value) -> tuple[ir.Value, Axes] | None:
 def moved(node: ir.Node, value: ir.Value | None, axes: Axes) -> Axes | None:
     """Return the stored axes of the output of a node that only rearranges; ``None`` where it mixes axes."""
     if node.op_type == "Transpose":
-        perm = node.attributes.get("perm")
-        order = list(perm.as_ints()) if perm is not None else list(reversed(range(len(axes))))
-        return tuple(axes[axis] for axis in order)
+        return tuple(axes[axis] for axis in order_of(node, len(axes)))
     if node.op_type in _PASSING:
         return axes
-    before, after = None if value is None else dimensions(value), dimensions(node.outputs[0])
+    before, after = dimensions(value), dimensions(node.outputs[0])
     if node.op_type not in RESHAPING or before is None or after is None:
         return None
     left = [(size, axis) for size, axis in zip(before, axes, strict=True) if size != 1]

@@ -6,13 +6,16 @@ onnx-ir has passes of the same names; unlike those, these keep the names of grap
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import itertools
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.replace import remove_nodes, substitute
+from onnxtrain.graph.value import attributes_of
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -55,7 +58,7 @@ def merge_common_subexpressions(graph: ir.Graph) -> None:
     substitutes: dict[ir.Value, ir.Value] = {}
     removed: list[ir.Node] = []
     for node in list(graph):
-        attributes = attribute_key({name: a.value for name, a in node.attributes.items()})
+        attributes = attribute_key(attributes_of(node))
         if attributes is None or node.op_type in NEVER_SHARED or any(a.is_ref() for a in node.attributes.values()):
             continue
         inputs = tuple(id(value if value is None else substitutes.get(value, value)) for value in node.inputs)
@@ -126,3 +129,11 @@ def remove_unused(model: ir.Model) -> ir.Model:
     """Remove nodes and initializers that no output depends on, in place."""
     common.RemoveUnusedNodesPass()(model)
     return model
+
+
+def forget_unused_domains(model: ir.Model, domains: Iterable[str]) -> None:
+    """Drop those of some imports whose domain no node has, in place."""
+    nodes = [all_nodes(part) for part in (model.graph, *model.functions.values())]
+    used = {node.domain for node in itertools.chain(*nodes)}
+    for domain in {*domains} - used:
+        model.graph.opset_imports.pop(domain, None)

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.value import Value
+from onnxtrain.graph.operands import Value
 
 _FIRST, _SECOND, _STRIDE, _APART = 0x7FEB352D, 0x846CA68B, 0x9E3779B1, 0x85EBCA6B
 _WORD = 1 << 32

@@ -14,11 +14,6 @@ _WIDE = 32
 """Number of inputs from which a node is rewritten at once."""
 
 
-def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Replace all uses of ``old`` by ``new``; see :func:`replace_values`."""
-    replace_values(graph, [(old, new)])
-
-
 def replace_values(graph: ir.Graph, pairs: Sequence[tuple[ir.Value, ir.Value]]) -> None:
     """Replace all uses of each old value by the new one, under the old name, through an Identity at the graph's end.
 

@@ -24,7 +24,7 @@ from onnxtrain.losses.loss_choice import resolve_loss
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.hub import client, explained, repository_of
 from onnxtrain.model_file.small_files import RefusedFileError, read_json
-from onnxtrain.training.run_folder import CURVES, METRICS, RUN
+from onnxtrain.training.report.record import CURVES, METRICS, RUN
 from onnxtrain.training.trained_model import TrainedModel
 
 __all__ = ["model_card", "push_to_hub"]

@@ -15,7 +15,7 @@ import numpy as np
 from onnxtrain import kernels
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import SSGD as Settings  # noqa: N811 - the name of the class below
-from onnxtrain.operators.reference import evaluate
+from onnxtrain.operators.evaluation import evaluate
 from onnxtrain.runtime.native import kernels_available
 
 torch: Any = None

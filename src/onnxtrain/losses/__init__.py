@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from onnxtrain.errors._internal import classes_in, public_names
-from onnxtrain.errors.registries import Registry
+from onnxtrain.errors.registries import ClassRegistry
 from onnxtrain.losses.base import Loss, ReducedLoss, TargetForm, TargetKind, examples, mean_over, node_rank
 from onnxtrain.losses.custom_loss import CustomLoss
 
@@ -34,16 +34,9 @@ _USUAL = ("softmax_cross_entropy", "next_token", "binary_cross_entropy", "mean_s
 """Lists begin with these."""
 
 
-def _is_loss(given: object) -> bool:
-    return isinstance(given, type) and issubclass(given, Loss)
-
-
 _named = {each.name: each for each in _found.values()}
-LOSSES: Final[Registry[type[Loss]]] = Registry(
-    "loss",
-    _is_loss,
-    "a class derived from Loss",
-    {name: _named[name] for name in dict.fromkeys([*_USUAL, *sorted(_named)])},
+LOSSES: Final[ClassRegistry[Loss]] = ClassRegistry(
+    "loss", Loss, {name: _named[name] for name in dict.fromkeys([*_USUAL, *sorted(_named)])}
 )
 """Losses by their names on the command line, with those of plugins."""
 

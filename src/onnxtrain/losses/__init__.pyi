@@ -4,6 +4,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+from onnxtrain.losses.alignment_losses import CTC as CTC
+from onnxtrain.losses.alignment_losses import Transducer as Transducer
 from onnxtrain.losses.base import Loss as Loss
 from onnxtrain.losses.base import ReducedLoss as ReducedLoss
 from onnxtrain.losses.base import TargetForm as TargetForm
@@ -11,11 +13,8 @@ from onnxtrain.losses.base import TargetKind as TargetKind
 from onnxtrain.losses.base import examples as examples
 from onnxtrain.losses.base import mean_over as mean_over
 from onnxtrain.losses.base import node_rank as node_rank
-from onnxtrain.losses.contrastive_losses import InfoNCE as InfoNCE
-from onnxtrain.losses.contrastive_losses import Triplet as Triplet
 from onnxtrain.losses.cross_entropy import NextToken as NextToken
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy as SoftmaxCrossEntropy
-from onnxtrain.losses.ctc_loss import CTC as CTC
 from onnxtrain.losses.custom_loss import CustomLoss as CustomLoss
 from onnxtrain.losses.dice_loss import Dice as Dice
 from onnxtrain.losses.distillation import Distillation as Distillation
@@ -23,11 +22,12 @@ from onnxtrain.losses.elementwise import BinaryCrossEntropy as BinaryCrossEntrop
 from onnxtrain.losses.elementwise import Huber as Huber
 from onnxtrain.losses.elementwise import MeanAbsoluteError as MeanAbsoluteError
 from onnxtrain.losses.elementwise import MeanSquaredError as MeanSquaredError
+from onnxtrain.losses.embedding_losses import ArcFace as ArcFace
+from onnxtrain.losses.embedding_losses import CosFace as CosFace
+from onnxtrain.losses.embedding_losses import InfoNCE as InfoNCE
+from onnxtrain.losses.embedding_losses import Triplet as Triplet
 from onnxtrain.losses.focal_losses import BinaryFocal as BinaryFocal
 from onnxtrain.losses.focal_losses import Focal as Focal
-from onnxtrain.losses.margin_losses import ArcFace as ArcFace
-from onnxtrain.losses.margin_losses import CosFace as CosFace
-from onnxtrain.losses.transducer_loss import Transducer as Transducer
 from onnxtrain.plugins.detection.losses import DETR as DETR
 from onnxtrain.plugins.detection.losses import YOLO as YOLO
 from onnxtrain.plugins.text.preference_losses import DPO as DPO

@@ -6,15 +6,23 @@ that several micro-batches combine to exactly the mean over the large batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data.conversion import kind_of
-from onnxtrain.data.target_checks import DistributionCheck, LabelCheck, TargetCheck, checked_class_weights
+from onnxtrain.data.target_checks import (
+    BinaryCheck,
+    DistributionCheck,
+    LabelCheck,
+    TargetCheck,
+    checked_class_weights,
+)
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
@@ -92,8 +100,8 @@ class Loss:
         return prediction.shape
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """Return the element type of the targets for a prediction."""
-        return prediction.dtype
+        """Return the element type of the targets: int64 for class indices, the prediction's for values."""
+        return ir.DataType.INT64 if kind == "indices" else prediction.dtype
 
     def classes(self, prediction: Value) -> int | None:
         """Return the number of classes of a loss on labels; ``None`` where it is not known."""
@@ -194,6 +202,25 @@ class ScoreLoss(ReducedLoss):
 
     from_logits: bool | None = None
 
+    def log_probabilities(self, op: Builder, prediction: Value, axis: int) -> Value:
+        """Emit the logarithms of the probabilities of classes."""
+        if self.from_logits is False:
+            return logarithm(op, prediction)
+        return op.LogSoftmax(prediction, axis=axis).with_shape(prediction.shape)
+
+
+class BinaryLoss(ScoreLoss):
+    """Base of losses on independent binary outputs."""
+
+    probabilities: ClassVar[Literal["distribution", "independent"] | None] = "independent"
+    predicts = "binary"
+
+    check_targets: bool
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Check that targets are from 0 to 1."""
+        return BinaryCheck(self.name) if self.check_targets else None
+
 
 def check_weight(name: str, weight: float) -> None:
     """Refuse an invalid weight of a loss."""
@@ -203,6 +230,13 @@ def check_weight(name: str, weight: float) -> None:
             f"{name}: weight is {weight!r}, but must be a finite number, 0 or more: the factor of the whole loss; "
             "those of classes are class_weights."
         )
+
+
+def check_above_zero(loss: Loss, **values: Any) -> None:
+    """Refuse settings of a loss that are not finite numbers above 0."""
+    for name, value in values.items():
+        if not (isinstance(value, Real) and 0 < float(value) < math.inf):
+            raise OptionError(f"{name} is {value!r}; {loss.name} needs a finite number above 0.")
 
 
 def reduced(op: Builder, loss: Loss, terms: LossTerms) -> LossTerms:
@@ -263,6 +297,12 @@ def node_rank(value: Value) -> int:
     return value.rank
 
 
+def known_size(value: Value, axis: int) -> int | None:
+    """Return the size of one axis; ``None`` where it is dynamic or not known."""
+    size = None if value.shape is None else value.shape[axis]
+    return size if isinstance(size, int) else None
+
+
 def size_of(op: Builder, value: Value, axis: int) -> Value:
     """Emit the size of one axis as a 0-d value of the type of ``value``."""
     return op.cast(op.reshape(op.dimension(value, axis), []), value.dtype).with_shape(())
@@ -289,11 +329,17 @@ def softplus(op: Builder, z: Value) -> Value:
 
 def mean_over(op: Builder, terms: Value, prediction: Value, weights: Value | None = None) -> LossTerms:
     """Emit the mean of elementwise terms; the divisor is the number of elements, with or without weights."""
+    return mean_of(op, terms.with_shape(prediction.shape), count_of(op, prediction, prediction), weights)
+
+
+def mean_of(
+    op: Builder, terms: Value, count: Value, weights: Value | None = None, *, divisor: Value | None = None
+) -> LossTerms:
+    """Emit the sum of terms [N, ...], of weighted examples, over their number, or over a divisor that is never 0."""
     if weights is not None:
-        terms = weighted(op, terms.with_shape(prediction.shape), weights)
+        terms = weighted(op, terms, weights)
     total = op.ReduceSum(terms, keepdims=0).with_shape(())
-    weight = count_of(op, prediction, prediction)
-    return LossTerms((total / weight).with_shape(()), weight)
+    return LossTerms((total / (count if divisor is None else divisor)).with_shape(()), count)
 
 
 class ClassLoss(ScoreLoss):
@@ -336,8 +382,13 @@ class ClassLoss(ScoreLoss):
         if self.ignore_index is None:
             return count_of(op, target, prediction)
         # Integers: a sum of ones in 16-bit floats ends at 2048.
-        counted = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), ir.DataType.INT64)
+        counted = op.cast(op.Not(self.ignored(op, target)), ir.DataType.INT64)
         return op.cast(op.ReduceSum(counted, keepdims=0), prediction.dtype).with_shape(())
+
+    def ignored(self, op: Builder, target: Value) -> Value:
+        """Emit which labels are ignored."""
+        assert self.ignore_index is not None
+        return op.Equal(target, op.scalar(self.ignore_index, target))
 
     def class_axis(self, prediction: Value) -> int:
         """Return the class axis of the logits, from 1."""
@@ -355,12 +406,6 @@ class ClassLoss(ScoreLoss):
             ).about(prediction.name, got=axis, wanted=rank)
         return axis % rank
 
-    def log_probabilities(self, op: Builder, prediction: Value, axis: int) -> Value:
-        """Emit the logarithms of the probabilities of classes."""
-        if self.from_logits is False:
-            return logarithm(op, prediction)
-        return op.LogSoftmax(prediction, axis=axis).with_shape(prediction.shape)
-
     def axis_of_graph(self, prediction: Value) -> int | None:
         """Return 1 for logits of rank 2, else the axis of the last layer's units; ``None`` where nodes do not tell."""
         if self.axis is not None or prediction.rank is None:
@@ -370,18 +415,34 @@ class ClassLoss(ScoreLoss):
 
     def weight_by_class(self, prediction: Value, axis: int) -> tuple[float, ...] | None:
         """Return one weight per class."""
-        given, size = self.class_weights, None if prediction.shape is None else prediction.shape[axis]
+        given, size = self.class_weights, known_size(prediction, axis)
         if isinstance(given, Mapping):
-            if not isinstance(size, int):
+            if size is None:
                 raise OptionError("class_weights is a dictionary, but the model does not say how many classes it has.")
             if max(given) >= size:
                 raise OptionError(
                     f"class_weights has a weight for class {max(given)}, but there are {size} classes."
                 ).about("class_weights", got=max(given), wanted=size)
             return tuple(given.get(index, 1.0) for index in range(size))
-        if given is not None and isinstance(size, int) and len(given) != size:
+        if given is not None and size is not None and len(given) != size:
             raise OptionError(f"class_weights has {len(given)} numbers, but there are {size} classes.")
         return None if given is None else tuple(given)
+
+    def weights_of_classes(self, op: Builder, prediction: Value, axis: int) -> Value | None:
+        """Emit one weight per class; ``None`` where all are 1."""
+        by_class = self.weight_by_class(prediction, axis)
+        return None if by_class is None else op.constant(by_class, prediction.dtype)
+
+    def label_weights(self, op: Builder, prediction: Value, target: Value) -> Value | None:
+        """Emit the weight of each label: its class's, 0 where it is ignored; ``None`` where all weights are 1."""
+        by_class = self.weights_of_classes(op, prediction, self.class_axis(prediction))
+        ignored = None if self.ignore_index is None else self.ignored(op, target)
+        if by_class is None:
+            return None if ignored is None else op.cast(op.Not(ignored), prediction.dtype)
+        if ignored is None:
+            return op.Gather(by_class, target)
+        safe = op.Where(ignored, op.zeros_like(target), target)
+        return op.cast(op.Not(ignored), prediction.dtype) * op.Gather(by_class, safe)
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return the logits' shape, for labels without the class axis."""
@@ -391,14 +452,9 @@ class ClassLoss(ScoreLoss):
         axis = self.class_axis(prediction)
         return tuple(size for index, size in enumerate(shape) if index != axis)
 
-    def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """Return int64 for labels, the type of the logits for distributions."""
-        return ir.DataType.INT64 if kind == "indices" else prediction.dtype
-
     def classes(self, prediction: Value) -> int | None:
         """Return the size of the class axis, where it is known."""
-        size = None if prediction.shape is None else prediction.shape[self.class_axis(prediction)]
-        return size if isinstance(size, int) else None
+        return known_size(prediction, self.class_axis(prediction))
 
     def form_of(
         self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
@@ -439,8 +495,8 @@ def classes_second(op: Builder, logits: Value, axis: int) -> Value:
     return op.Transpose(logits, perm=order)
 
 
-Forms = TargetForm | tuple[TargetForm, ...]
-"""Form of the targets, or of each loss's targets."""
+Forms = tuple[TargetForm, ...]
+"""Form of each loss's targets."""
 
 
 @dataclass(frozen=True)

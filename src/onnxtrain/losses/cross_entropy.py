@@ -111,7 +111,7 @@ class SoftmaxCrossEntropy(ClassLoss):
         """Emit the sum over labels; with the classes on the last axis, prediction and labels are rows."""
         is_last = axis == node_rank(prediction) - 1
         logits = as_rows(op, prediction) if is_last else classes_second(op, prediction, axis)
-        of_classes = self._weights(op, prediction, axis)
+        of_classes = self.weights_of_classes(op, prediction, axis)
         given = self.from_logits is False
         if given:
             logits = self.log_probabilities(op, logits, 1)
@@ -141,10 +141,6 @@ class SoftmaxCrossEntropy(ClassLoss):
 
         return sum_in_chunks(op, head, self.chunk, by_row, term)
 
-    def _weights(self, op: Builder, prediction: Value, axis: int) -> Value | None:
-        by_class = self.weight_by_class(prediction, axis)
-        return None if by_class is None else op.constant(by_class, prediction.dtype)
-
     def _smoothed(
         self,
         op: Builder,
@@ -163,8 +159,7 @@ class SoftmaxCrossEntropy(ClassLoss):
         if weights is not None:
             uniform = weighted(op, uniform.with_shape(target.shape), weights)
         if self.ignore_index is not None:
-            counts = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), total.dtype)
-            uniform = uniform * counts
+            uniform = uniform * op.cast(op.Not(self.ignored(op, target)), total.dtype)
         spread = op.ReduceSum(uniform, keepdims=0) / size_of(op, log_probability, 1)
         return total * (1.0 - self.label_smoothing) - spread * self.label_smoothing
 
@@ -198,17 +193,6 @@ class SoftmaxCrossEntropy(ClassLoss):
             return self.label_count(op, prediction, target)
         return op.ReduceSum(of_labels, keepdims=0).with_shape(())
 
-    def label_weights(self, op: Builder, prediction: Value, target: Value) -> Value | None:
-        """Emit the weight of each label: its class's, 0 where it is ignored; ``None`` where all weights are 1."""
-        by_class = self._weights(op, prediction, self.class_axis(prediction))
-        ignored = None if self.ignore_index is None else op.Equal(target, op.scalar(self.ignore_index, target))
-        if by_class is None:
-            return None if ignored is None else op.cast(op.Not(ignored), prediction.dtype)
-        if ignored is None:
-            return op.Gather(by_class, target)
-        safe = op.Where(ignored, op.zeros_like(target), target)
-        return op.cast(op.Not(ignored), prediction.dtype) * op.Gather(by_class, safe)
-
     def _on_distributions(
         self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None
     ) -> LossTerms:
@@ -219,10 +203,10 @@ class SoftmaxCrossEntropy(ClassLoss):
         if self.label_smoothing:
             target = target * (1.0 - self.label_smoothing) + op.scalar(self.label_smoothing, prediction) / classes
         terms = target * log_probability
-        if self.class_weights is not None:
+        if (of_classes := self.weights_of_classes(op, prediction, axis)) is not None:
             shape = [1] * node_rank(prediction)
             shape[axis] = -1
-            terms = terms * op.reshape(op.constant(self.weight_by_class(prediction, axis), prediction.dtype), shape)
+            terms = terms * op.reshape(of_classes, shape)
         rows = count_of(op, prediction, prediction) / classes
         if weights is not None:
             terms = weighted(op, terms.with_shape(prediction.shape), weights)

@@ -99,7 +99,7 @@ class CustomLoss(Loss):
         """Return the declared type; else int64 for class indices, and the type of the prediction for values."""
         if self.dtype is not None:
             return ir.DataType.from_numpy(np.dtype(self.dtype))
-        return ir.DataType.INT64 if kind == "indices" else prediction.dtype
+        return super().target_dtype(prediction, kind)
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return the declared shape; else that of the prediction, without its class axis for class indices."""

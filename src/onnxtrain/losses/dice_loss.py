@@ -6,13 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-import numpy as np
-
 from onnxtrain.data.target_checks import BinaryCheck, DistributionCheck, LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
-from onnxtrain.losses.base import ClassLoss, TargetForm, TargetKind, classes_second, examples, node_rank, size_of
+from onnxtrain.losses.base import (
+    ClassLoss,
+    TargetForm,
+    TargetKind,
+    check_above_zero,
+    classes_second,
+    examples,
+    node_rank,
+    size_of,
+)
 from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import MetricInput, PredictionKind
 
@@ -53,8 +60,7 @@ class Dice(ClassLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (np.isfinite(self.smooth) and self.smooth > 0):
-            raise OptionError(f"smooth is {self.smooth}; dice needs a finite number above 0.")
+        check_above_zero(self, smooth=self.smooth)
         if self.activation not in (None, "softmax", "sigmoid"):
             raise OptionError(f"activation is {self.activation!r}; dice takes 'softmax' or 'sigmoid'.")
 
@@ -117,7 +123,7 @@ class Dice(ClassLoss):
         else:
             labels = target
             if self.ignore_index is not None:
-                counts = op.Not(op.Equal(target, op.scalar(self.ignore_index, target)))
+                counts = op.Not(self.ignored(op, target))
                 labels = op.Where(counts, target, op.zeros_like(target))
                 p = p * op.cast(op.Unsqueeze(counts, op.ints(1)), p.dtype)
             there = op.OneHot(labels, size, op.constant([0, 1], prediction.dtype), axis=1)

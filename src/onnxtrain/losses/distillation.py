@@ -18,7 +18,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
-from onnxtrain.losses.base import ClassLoss, weighted
+from onnxtrain.losses.base import ClassLoss, check_above_zero, weighted
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.losses.heads import named_output
 from onnxtrain.losses.probabilities import class_logits, logarithm
@@ -74,8 +74,7 @@ class Distillation(ClassLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "teacher", Path(self.teacher))
-        if not (np.isfinite(self.temperature) and self.temperature > 0):
-            raise OptionError(f"temperature is {self.temperature}; distillation needs a finite number above 0.")
+        check_above_zero(self, temperature=self.temperature)
         if not 0.0 <= self.mix <= 1.0:
             raise OptionError(f"mix is {self.mix}; distillation needs a number in [0, 1].")
 

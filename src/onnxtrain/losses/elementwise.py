@@ -7,18 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
-from onnxtrain.losses.base import ReducedLoss, ScoreLoss, TargetKind, mean_over, softplus
+from onnxtrain.losses.base import BinaryLoss, ReducedLoss, mean_over, softplus
 from onnxtrain.losses.probabilities import logit
 from onnxtrain.lowering.training_info.recipe import LossTerms
 
 
 @checks_arguments
 @dataclass(frozen=True)
-class BinaryCrossEntropy(ScoreLoss):
+class BinaryCrossEntropy(BinaryLoss):
     """Binary cross-entropy on logits: mean of softplus(z) - t z, for targets t in [0, 1].
 
     For probabilities p it is the mean of -t log p - (1 - t) log(1 - p), with logarithms of at least -100, as
@@ -30,15 +29,9 @@ class BinaryCrossEntropy(ScoreLoss):
     """
 
     name: ClassVar[str] = "binary_cross_entropy"
-    probabilities = "independent"
-    predicts = "binary"
 
     positive_weight: float = 1.0
     check_targets: bool = True
-
-    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """Check that targets are from 0 to 1."""
-        return BinaryCheck(self.name) if self.check_targets else None
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""

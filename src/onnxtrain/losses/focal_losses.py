@@ -8,21 +8,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.losses.base import (
+    BinaryLoss,
     ClassLoss,
-    ScoreLoss,
-    TargetKind,
     classes_second,
     count_of,
+    mean_of,
     mean_over,
     node_rank,
     size_of,
     softplus,
-    weighted,
 )
 from onnxtrain.losses.probabilities import logit
 from onnxtrain.lowering.training_info.recipe import LossTerms
@@ -63,12 +61,10 @@ class Focal(ClassLoss):
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss; integer targets are labels, floating ones distributions over classes."""
         axis = self.class_axis(prediction)
-        by_class = self.weight_by_class(prediction, axis)
-        of_classes = None if by_class is None else op.constant(by_class, prediction.dtype)
         if target.is_float:
             log_p = self.log_probabilities(op, prediction, axis)
             terms = -(target * _modulated(op, op.Exp(log_p), self.gamma, log_p))
-            if of_classes is not None:
+            if (of_classes := self.weights_of_classes(op, prediction, axis)) is not None:
                 terms = terms * op.reshape(of_classes, [-1 if a == axis else 1 for a in range(node_rank(prediction))])
             count = count_of(op, prediction, prediction) / size_of(op, prediction, axis)
         else:
@@ -81,24 +77,17 @@ class Focal(ClassLoss):
                 loss = op.SoftmaxCrossEntropyLoss(logits, target, reduction="none", ignore_index=ignored)
             loss = loss.with_shape(target.shape)
             terms = _modulated(op, op.Exp(-loss), self.gamma, loss)
-            if of_classes is not None:
-                labels = target
-                if ignored is not None:  # an ignored label may be no class
-                    skipped = op.Equal(target, op.scalar(ignored, target))
-                    labels = op.Where(skipped, op.zeros_like(target), target)
-                terms = terms * op.Gather(of_classes, labels)
+            if self.class_weights is not None and (weight := self.label_weights(op, prediction, target)) is not None:
+                terms = terms * weight
             count = self.label_count(op, prediction, target)
-        shape = prediction.shape if target.is_float else target.shape
-        if weights is not None:
-            terms = weighted(op, terms.with_shape(shape), weights)
-        total = op.ReduceSum(terms, keepdims=0).with_shape(())
+        terms = terms.with_shape(prediction.shape if target.is_float else target.shape)
         divisor = count if self.ignore_index is None or target.is_float else op.Max(count, 1.0)
-        return LossTerms((total / divisor).with_shape(()), count)
+        return mean_of(op, terms, count, weights, divisor=divisor)
 
 
 @checks_arguments
 @dataclass(frozen=True)
-class BinaryFocal(ScoreLoss):
+class BinaryFocal(BinaryLoss):
     """Focal loss of independent binary outputs: mean of a_t (1 - p_t)^gamma (softplus(z) - t z), p = sigmoid(z).
 
     p_t is p for t = 1 and 1 - p for t = 0, a_t is alpha and 1 - alpha; for targets t in (0, 1) both are interpolated
@@ -111,8 +100,6 @@ class BinaryFocal(ScoreLoss):
     """
 
     name: ClassVar[str] = "binary_focal"
-    probabilities = "independent"
-    predicts = "binary"
 
     gamma: float = 2.0
     alpha: float | None = 0.25
@@ -123,10 +110,6 @@ class BinaryFocal(ScoreLoss):
         _check_gamma(self.name, self.gamma)
         if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
             raise OptionError(f"alpha is {self.alpha}; binary_focal needs a number in [0, 1], or None for no weights.")
-
-    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """Check that targets are from 0 to 1."""
-        return BinaryCheck(self.name) if self.check_targets else None
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""

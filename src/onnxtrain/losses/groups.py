@@ -8,7 +8,7 @@ row, as the prediction [N, ...]. So batches, micro-batches, ranks and sample wei
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension, dimensions, is_float
-from onnxtrain.losses.base import Loss, ReducedLoss, node_rank
+from onnxtrain.losses.base import ReducedLoss, node_rank
 from onnxtrain.losses.chunks import head_in_chunks, map_in_chunks
 from onnxtrain.losses.probabilities import class_logits
 from onnxtrain.lowering.logits import as_rows
@@ -121,13 +121,6 @@ class GroupLoss(ReducedLoss):
     def read(self, rows: Rows) -> Value:
         """Emit what the loss compares, [N, ...], from the rows of the model."""
         raise OptionError(f"{type(self).__name__} does not define read().")
-
-
-def check_above_zero(loss: Loss, **values: Any) -> None:
-    """Refuse settings of a loss that are not finite numbers above 0."""
-    for name, value in values.items():
-        if not (isinstance(value, int | float) and np.isfinite(value) and value > 0):
-            raise OptionError(f"{name} is {value!r}; {loss.name} needs a finite number above 0.")
 
 
 def attach(model: ir.Model, output: ir.Value, loss: GroupLoss) -> ir.Value:

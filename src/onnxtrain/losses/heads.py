@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.data import Dataset, TargetCheck, TensorSpec
+from onnxtrain.data import TargetCheck, TensorSpec
 from onnxtrain.data.image_form import BYTES
 from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.data.target_checks import none_negative_below
@@ -68,34 +68,24 @@ REAL_ROWS = "real_examples"
 """Symbol of the batch axis of targets without those of a padding, whose loss reads as many first rows."""
 
 
-class Reading(NamedTuple):
-    """The input of a loss on an output.
+def _read_by(loss: Loss, output: ir.Value, scores: Scores) -> tuple[ir.Value, int | None, bool | None]:
+    """Return what a loss reads: logits where they are reached, else probabilities that are proved or declared.
 
-    Attributes:
-        prediction: The output, or the logits behind its probabilities.
-        axis: The class axis, where the nodes tell it.
-        from_logits: Whether the prediction holds logits; ``None`` for losses to which it does not matter.
+    With it, the class axis where the nodes tell it, and whether it holds logits; None for losses to which it does not
+    matter.
     """
-
-    prediction: ir.Value
-    axis: int | None = None
-    from_logits: bool | None = None
-
-
-def reading(output: ir.Value, loss: Loss, scores: Scores) -> Reading:
-    """Return what a loss reads: logits where they are reached, else probabilities that are proved or declared."""
     if loss.probabilities is None or loss.from_logits is True:
-        return Reading(output, None, loss.from_logits)
+        return output, None, loss.from_logits
     by_class, axis = loss.probabilities == "distribution", scores.axis
     rank = len(dimensions(output) or ())
     wanted = getattr(loss, "axis", class_axis(rank))  # None where the loss infers it
     fits = not by_class or (axis is not None and (wanted is None or (rank and wanted % rank == axis)))
     if scores.kind in (None, "logits") or not fits:
-        return Reading(output, None, loss.from_logits is not False)
+        return output, None, loss.from_logits is not False
     axis = axis if by_class else None
     if scores.logits is not None and scores.activation == ("Softmax" if by_class else "Sigmoid"):
-        return Reading(scores.logits, axis, True)
-    return Reading(output, axis, scores.are_logarithms)
+        return scores.logits, axis, True
+    return output, axis, scores.are_logarithms
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,11 +224,10 @@ class LossHead:
         form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
         return replace(form, ignoring=True) if self.hold_ignored(targets) else form
 
-    def form_of_dataset(self, dataset: Dataset, name: str | None = None) -> TargetForm:
-        """Return the form of a dataset's targets, or of a named array, without reading the data."""
-        targets = dataset.targets if name is None else dataset.values(name)
-        form = self.form if targets is None else self.form_of(targets, dataset.sizes)
-        if form.kind != "indices" or dataset.size is not None or self._ignored is None:
+    def form_of_data(self, targets: np.ndarray | None, sizes: Mapping[str, int], *, whole: bool) -> TargetForm:
+        """Return the form of the targets of a dataset, given all of them or the first ones."""
+        form = self.form if targets is None else self.form_of(targets, sizes)
+        if form.kind != "indices" or whole or self._ignored is None:
             return form
         return replace(form, ignoring=True)  # later batches may contain ignored labels
 
@@ -398,9 +387,9 @@ def head_of(
 ) -> LossHead:
     """Build the head of an output for targets of a form."""
     if declared.gathers:
-        inner, axis, from_logits = Reading(gathered or declared.gather(model, output))
+        inner, axis, from_logits = gathered or declared.gather(model, output), None, None
     else:
-        inner, axis, from_logits = reading(output, declared.with_form(form), scores)
+        inner, axis, from_logits = _read_by(declared.with_form(form), output, scores)
     if axis is None and form.kind == "indices" and isinstance(declared, ClassLoss):
         axis = declared.axis_of_graph(wrapped(inner))
     if axis is not None and form.axis is None:

@@ -62,7 +62,7 @@ def units_axis(value: ir.Value | None) -> int | None:
     if node.op_type == "Concat":
         axes = {units_axis(each) for each in node.inputs}
         return axes.pop() if len(axes) == 1 else None
-    if node.op_type == "Reshape" and dimensions(node.inputs[0]) == shape:  # type: ignore[arg-type]
+    if node.op_type == "Reshape" and dimensions(node.inputs[0]) == shape:
         return units_axis(node.inputs[0])
     return _moved(node, len(shape))
 
@@ -74,7 +74,7 @@ def _moved(node: ir.Node, rank: int) -> int | None:
     inner = units_axis(node.inputs[0])
     if inner is None or inner == _GONE:
         return inner
-    before = len(dimensions(node.inputs[0]) or ())  # type: ignore[arg-type]
+    before = len(dimensions(node.inputs[0]) or ())
     if node.op_type == "Transpose":
         order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(before))[::-1]
         return order.index(inner)

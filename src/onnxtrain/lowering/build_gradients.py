@@ -6,6 +6,7 @@ zeros; names are resolved in the main graph, where the node has to be.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,11 +18,11 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, all_nodes, ancestors, captured_values, clone_nodes
-from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.graph.clone import Values, all_nodes, ancestors, clone_nodes, values_read
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import complete_shapes, infer_shapes
-from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.graph.value import have_one_shape, is_float
+from onnxtrain.lowering.rewrite import gradient_nodes
 
 
 class Derivative(NamedTuple):
@@ -50,7 +51,7 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> It
     _check_nested(model)
     options = GradientOptions.read(model.metadata_props)
     GradientOptions.remove(model.metadata_props)
-    for index, node in enumerate([node for node in model.graph if _is_gradient(node)]):
+    for index, node in enumerate(gradient_nodes(model.graph)):
         complete_shapes(model)
         backward = _lower(model, node, index, options)
         model.graph.sort()
@@ -80,14 +81,10 @@ def _append(model: ir.Model, derivative: Derivative, options: GradientOptions) -
     return engine.backward
 
 
-def _is_gradient(node: ir.Node) -> bool:
-    return node.domain == TRAINING_DOMAIN and node.op_type == "Gradient"
-
-
 def _check_nested(model: ir.Model) -> None:
     """Refuse Gradient nodes in functions and subgraphs, where names of the main graph mean nothing."""
-    nested = [node for graph in model.graph.subgraphs() for node in graph if _is_gradient(node)]
-    nested += [node for function in model.functions.values() for node in all_nodes(function) if _is_gradient(node)]
+    nodes = itertools.chain(*map(all_nodes, (model.graph, *model.functions.values())))
+    nested = [node for node in gradient_nodes(nodes) if node.graph is not model.graph]
     if nested:
         raise GradientError(
             f"The Gradient node {nested[0].name!r} is in a subgraph or a function, where the tensors of the main "
@@ -98,7 +95,7 @@ def _check_nested(model: ir.Model) -> None:
 def _lower(model: ir.Model, node: ir.Node, index: int, options: GradientOptions) -> Backward:
     graph = model.graph
     x_names, z_names, y_name = _names(node)
-    values = {value.name: value for value in _values(graph)}
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     label = f"Gradient node {node.name or index!r}"
     for name in (*x_names, *z_names, y_name):
         if name not in values:
@@ -144,24 +141,12 @@ def _names(node: ir.Node) -> tuple[list[str], list[str], str]:
     )
 
 
-def _values(graph: ir.Graph) -> list[ir.Value]:
-    produced = [output for node in graph for output in node.outputs if output.name]
-    return [*graph.inputs, *graph.initializers.values(), *produced]
-
-
 def _check_independent(label: str, graph: ir.Graph, xs: Sequence[ir.Value], zs: Sequence[ir.Value]) -> None:
     """Refuse an x that is computed from another x or z: dy/dx would have two meanings."""
     named = {*xs, *zs}
     depends: dict[ir.Value, ir.Value] = {}
     for node in graph:
-        source = next(
-            (
-                depends.get(v, v)
-                for v in (*node.inputs, *captured_values(node))
-                if v is not None and (v in depends or v in named)
-            ),
-            None,
-        )
+        source = next((depends.get(v, v) for v in values_read(node) if v in depends or v in named), None)
         if source is None:
             continue
         for output in node.outputs:
@@ -197,11 +182,11 @@ def _substitute(
     for other in graph:
         if other not in determines_y or any(output in mapping for output in other.outputs):
             continue
-        if any(value in affected for value in (*other.inputs, *captured_values(other))):
+        if any(value in affected for value in values_read(other)):
             copied.append(other)
             affected.update(other.outputs)
     new = clone_nodes(copied, mapping, rename=lambda name: f"gradient_{index}/{name}")
-    if not all(_have_one_shape(name, value) for name, value in zip(names, given, strict=True)):
+    if not all(map(have_one_shape, names, given)):
         for copy in new:
             for output in copy.outputs:
                 output.shape = None
@@ -209,9 +194,3 @@ def _substitute(
     result = mapping.get(y, y)
     assert result is not None
     return result, fresh[:count], fresh[count:]
-
-
-def _have_one_shape(one: ir.Value, other: ir.Value) -> bool:
-    """Return whether two values are known to have the same shape."""
-    shape = dimensions(one)
-    return shape is not None and None not in shape and shape == dimensions(other)

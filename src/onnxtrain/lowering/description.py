@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.graph.clone import all_nodes
-from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.graph.clone import all_nodes, ancestors, values_read
+from onnxtrain.graph.value import attributes_of
+from onnxtrain.lowering.rewrite import gradient_nodes
 from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json
-from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
 
 STATES_KEY = "onnxtrain.states"
@@ -42,7 +42,7 @@ class Description(NamedTuple):
         """Describe an entry whose Gradient and optimizer nodes are still in the graph."""
         graph = entry.model.graph
         optimizers = [node for node in all_nodes(graph) if find(node.domain, node.op_type) is not None]
-        gradients = [node for node in graph if (node.domain, node.op_type) == (TRAINING_DOMAIN, "Gradient")]
+        gradients = gradient_nodes(graph)
         rates = _sources(node.inputs[0] for node in optimizers)
         counts = _sources(node.inputs[1] for node in optimizers)
         trained = {value.name for node in (*gradients, *optimizers) for value in _variables(node)}
@@ -125,19 +125,10 @@ def _variables(node: ir.Node) -> Iterator[ir.Value]:
 
 def _sources(values: Iterable[ir.Value | None]) -> set[str]:
     """Return the names of the graph inputs that values are computed from."""
-    waiting = [value for value in values if value is not None]
-    seen = set(waiting)
-    names = set()
-    while waiting:
-        value = waiting.pop()
-        node = value.producer()
-        if node is None:
-            names.add(str(value.name))
-            continue
-        new = [item for item in node.inputs if item is not None and item not in seen]
-        waiting += new
-        seen.update(new)
-    return names
+    given = [value for value in values if value is not None]
+    nodes = ancestors(node for value in given if (node := value.producer()) is not None)
+    read = [*given, *(value for node in nodes for value in values_read(node))]
+    return {str(value.name) for value in read if value.producer() is None}
 
 
 def _loss(entry: StepEntry, gradients: Iterable[ir.Node]) -> str | None:

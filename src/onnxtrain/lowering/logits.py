@@ -12,7 +12,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import product
-from onnxtrain.graph.value import Dimension, dimensions, is_float, made_by
+from onnxtrain.graph.value import Dimension, attributes_of, dimensions, input_of, is_float, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed
 
@@ -47,7 +47,7 @@ class LogitHead:
                 assert given[0] is not None
                 values[output] = given[0]
                 continue
-            attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+            attributes = attributes_of(node)
             (made,) = op.several(node.op_type, *given, outputs=1, domain=node.domain, **attributes)
             made.ir.type = output.type
             is_row = output is self.logits or (dimensions(output) or ())[-1:] == shape[-1:]
@@ -99,7 +99,7 @@ def _trace_inputs(head: LogitHead, node: ir.Node, classes: int, seen: set[ir.Val
 
 def _trace_product(head: LogitHead, node: ir.Node, x: ir.Value) -> bool:
     """Trace a matmul of rows with one matrix, and perhaps a bias."""
-    w, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    w, bias = node.inputs[1], input_of(node, 2)
     if w is None or len(dimensions(w) or ()) != 2 or not (bias is None or _is_by_class(bias)):
         return False
     if reads_transposed(node, 0):
@@ -120,7 +120,7 @@ def _start(head: LogitHead, rows: ir.Value | None, product: ir.Value, columns: D
         rows.shape = ir.Shape((*given[:-1], columns))
         if rows.dtype is None and product.dtype is not None:
             rows.dtype = product.dtype
-    shape = None if rows is None else dimensions(rows)
+    shape = dimensions(rows)
     if rows is None or not shape or len(shape) < 2 or not isinstance(shape[-1], int) or not is_float(rows):
         return False
     if rows not in head.rows:
@@ -180,7 +180,7 @@ def _ignoring(match: Match) -> LogitHead | str:
 
 def _emit_for_rows(op: Builder, match: Match) -> Value:
     (node,), head = match.nodes, match.found
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    attributes = attributes_of(node)
     labels, *weights = [op.wrap(value) for value in node.inputs[1:] if value is not None]
     count = f"{op.scope} rows"
     kept = _kept(op, labels, attributes["ignore_index"]).with_shape((count,))

@@ -164,9 +164,7 @@ def _write_metadata(step: StepGraph, description: Description) -> None:
 
 def _choose_outputs(graph: ir.Graph, returned: Sequence[str], updates: Mapping[str, str]) -> None:
     """Set the outputs: those to return, then ``{state}_new`` for each update, through an Identity."""
-    values = {value.name: value for value in graph.outputs}
-    values |= {output.name: output for node in graph for output in node.outputs}
-    values |= {value.name: value for value in graph.inputs}
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     outputs = [values[name] for name in returned]
     for state, name in updates.items():
         new_name = f"{state}_new"

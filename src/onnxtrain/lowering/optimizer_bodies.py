@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -10,19 +10,20 @@ from onnx_ir.passes import common
 
 from onnxtrain.errors import OperatorError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.clone import all_nodes
+from onnxtrain.graph.clone import all_graphs, all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.graph.passes import clean
+from onnxtrain.graph.passes import clean, forget_unused_domains
 from onnxtrain.graph.prng import draw, upper_bits
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import attributes_of, have_one_shape
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.training_info.rounding import DECODE, ENCODE, OPERATOR
 from onnxtrain.lowering.updates import variables_of
-from onnxtrain.operators.body import emit
 from onnxtrain.operators.checks import group
-from onnxtrain.operators.nodes import attributes_of, check_node, has_kernel
+from onnxtrain.operators.evaluation import emit
+from onnxtrain.operators.nodes import check_node, has_kernel
 from onnxtrain.operators.registry import OPTIMIZERS, find
 from onnxtrain.operators.schema import OptimizerSchema
 
@@ -42,32 +43,25 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
         OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     _inline_functions(model)
-    if not any(True for _ in _optimizer_nodes(model, model.graph)):
-        _drop_unused_domains(model)
+    domains = {entry.schema.domain for entry in OPTIMIZERS.values()}
+    optimizers = _optimizers(model)
+    if not optimizers:
+        forget_unused_domains(model, domains)
         return model
-    _check_optimizers(model)
+    for node in optimizers:
+        check_node(node, model.graph.opset_imports.get(node.domain, 1))
     model.graph.opset_imports.setdefault("", OPSET_WITHOUT_IMPORT)
     infer_shapes(model)
-    opset, lowered = model.graph.opset_imports[""], 0
-    for graph in [model.graph, *model.graph.subgraphs()]:
-        for node in list(graph):
-            schema = _schema_of(model, node)
-            if schema is not None and node not in kept:
-                builder = Builder(graph, opset, before=node)
-                builder.scope = f"{node.name or schema.name}_{lowered}"  # the runtime wants unique names
-                _lower(builder, node, schema)
-                lowered += 1
+    for number, node in enumerate(node for node in optimizers if node not in kept):
+        assert isinstance(node.graph, ir.Graph)
+        builder = Builder(node.graph, model.graph.opset_imports[""], before=node)
+        builder.scope = f"{node.name or node.op_type}_{number}"  # the runtime wants unique names
+        _lower(builder, node, optimizers[node])
+    for graph in all_graphs(model.graph):
         graph.sort()
     clean(model)
-    _drop_unused_domains(model)
+    forget_unused_domains(model, domains)
     return infer_shapes(model)
-
-
-def _check_optimizers(model: ir.Model) -> None:
-    """Check every optimizer node of a model: counts, grouping, attributes, known types and shapes."""
-    for graph in [model.graph, *model.graph.subgraphs()]:
-        for node in _optimizer_nodes(model, graph, deep=False):
-            check_node(node, model.graph.opset_imports.get(node.domain, 1))
 
 
 def _lower(builder: Builder, node: ir.Node, schema: OptimizerSchema) -> None:
@@ -85,9 +79,9 @@ def _schema_of(model: ir.Model, node: ir.Node) -> OptimizerSchema | None:
     return None if node.op_identifier() in model.functions else find(node.domain, node.op_type)
 
 
-def _optimizer_nodes(model: ir.Model, graph: ir.Graph | ir.Function, deep: bool = True) -> Iterator[ir.Node]:
-    nodes = all_nodes(graph) if deep else iter(graph)
-    return (node for node in nodes if _schema_of(model, node) is not None)
+def _optimizers(model: ir.Model) -> dict[ir.Node, OptimizerSchema]:
+    """Return the optimizer nodes of a model, those in bodies included."""
+    return {node: schema for node in all_nodes(model.graph) if (schema := _schema_of(model, node)) is not None}
 
 
 def _inline_functions(model: ir.Model) -> None:
@@ -109,13 +103,6 @@ def _inline_functions(model: ir.Model) -> None:
         common.InlinePass(criteria=lambda function: function.identifier() in holding)(model)
 
 
-def _drop_unused_domains(model: ir.Model) -> None:
-    used = {node.domain for node in all_nodes(model.graph)}
-    used |= {node.domain for function in model.functions.values() for node in all_nodes(function)}
-    for domain in {entry.schema.domain for entry in OPTIMIZERS.values()} - used:
-        model.graph.opset_imports.pop(domain, None)
-
-
 def lower_without_kernel(model: ir.Model) -> ir.Model:
     """Replace the optimizer nodes without a native kernel, such as SSGD with a registered measure, in place.
 
@@ -124,7 +111,7 @@ def lower_without_kernel(model: ir.Model) -> ir.Model:
     Raises:
         OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
-    optimizers = list(_optimizer_nodes(model, model.graph))
+    optimizers = _optimizers(model)
     kept = frozenset(node for node in optimizers if has_kernel(node))
     return model if len(kept) == len(optimizers) else lower_optimizers(model, kept)
 
@@ -141,50 +128,36 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     Raises:
         OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
-    candidates = [
-        node
-        for node in model.graph
-        if node.op_type in operators
-        and _schema_of(model, node) is not None
+    candidates = {
+        node: schema
+        for node, schema in _optimizers(model).items()
+        if node.graph is model.graph
+        and node.op_type in operators
         and has_kernel(node)
         and "block" not in node.attributes
-    ]
+    }
     if not candidates:
         return frozenset()
     for node in candidates:
         check_node(node, model.graph.opset_imports.get(node.domain, 1))
     infer_shapes(model)
-    kept = frozenset(node for node in candidates if _is_floating(node))
-    for node in kept:
-        _fit_gradients(model.graph, node)
-    return kept
+    floating = {node: found for node, schema in candidates.items() if (found := variables_of(node, schema)) is not None}
+    for node, variables in floating.items():
+        _fit_gradients(model.graph, node, len(variables))
+    return frozenset(floating)
 
 
-def _is_floating(node: ir.Node) -> bool:
-    schema = find(node.domain, node.op_type)
-    return schema is not None and variables_of(node, schema) is not None
-
-
-def _fit_gradients(graph: ir.Graph, node: ir.Node) -> None:
-    schema = find(node.domain, node.op_type)
-    assert schema is not None
-    count = len(variables_of(node, schema) or ())
+def _fit_gradients(graph: ir.Graph, node: ir.Node, count: int) -> None:
     op = Builder(graph, graph.opset_imports[""], before=node)
     op.scope = f"{node.name or node.op_type}/gradients"
     for index in range(2 + count, 2 + 2 * count):
         x, gradient = node.inputs[index - count], node.inputs[index]
         assert x is not None
         assert gradient is not None
-        if not _has_shape_of(gradient, x):
+        if not have_one_shape(gradient, x):
             expanded = op.Expand(op.wrap(gradient), op.Shape(op.wrap(x)))
             expanded.ir.type, expanded.ir.shape = x.type, x.shape
             node.replace_input_with(index, expanded.ir)
-
-
-def _has_shape_of(gradient: ir.Value, x: ir.Value) -> bool:
-    if gradient.shape is None or x.shape is None:
-        return False
-    return gradient.shape.is_static() and list(gradient.shape) == list(x.shape)
 
 
 # bfloat16 has 8 significant bits, float32 has 24: between two neighbours of bfloat16, u apart, lie 2^16 numbers. With

@@ -14,6 +14,7 @@ the pattern does not match there.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.value import constant_array, constant_number, dimensions
+from onnxtrain.graph.sizes import computed_content
+from onnxtrain.graph.value import constant_array, constant_number, dimensions, producer_of
 
 _log = logging.getLogger("onnxtrain.lowering")
 
@@ -162,7 +164,7 @@ class Op(Term):
         if self.name is not None and (known := found.get(self.name)) is not None:
             yield from (found,) if known.outputs[self.output] is value else ()
             return
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if value is None or node is None or not self._is(node, value, found):
             found.fail(value, self)
             return
@@ -206,7 +208,7 @@ class Node(Term):
         self.roots = frozenset(operators)
 
     def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if node is not None and node.op_type in self.roots:
             yield found.through(node)
 
@@ -272,7 +274,7 @@ class Scaled(Term):
         self.roots = Product.roots | term.roots
 
     def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if value is not None and node is not None and (step := _unscaled(value)) is not None:
             scaled, factor = step
             yield from self.matches(scaled, found.through(node).capture(self.name, factor))
@@ -402,6 +404,7 @@ def _shown(node: ir.Node) -> str:
 # Numbers that a graph computes from shapes that are known, such as the root of a head's size
 
 _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {"Div": np.divide, "Mul": np.multiply, "Sqrt": np.sqrt}
+_OF_SIZES = frozenset({"Gather", "Shape", "Slice"})
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 _DEEPEST = 12
@@ -411,42 +414,28 @@ _DEEPEST = 12
 def _known_number(value: ir.Value | None) -> float | None:
     """The number of a value with one element that is a constant, or follows from known sizes; ``None`` for others."""
     array = _array(value, _DEEPEST)
-    return None if array is None or array.size != 1 else float(array.reshape(()))
+    return float(array.reshape(())) if array is not None and array.size == 1 and _is_known(array) else None
 
 
 def _array(value: ir.Value | None, depth: int) -> np.ndarray | None:
-    if value is None or depth == 0:
-        return None
-    known = constant_array(value)
-    node = value.producer()
-    if known is not None or node is None or node.domain:
+    known, node = constant_array(value), producer_of(value)
+    if value is None or known is not None or node is None or node.domain or not depth:
         return known
-    if node.op_type == "Shape":
-        sizes = None if node.inputs[0] is None else dimensions(node.inputs[0])
-        return None if sizes is None or node.attributes else np.array(sizes, object)
-    given = [_array(each, depth - 1) for each in node.inputs]
-    if not given or any(each is None for each in given):
-        return None
-    arrays = [each for each in given if each is not None]
-    if node.op_type in ("Slice", "Gather"):
-        return _taken(node, arrays)
-    if any(item is None or isinstance(item, str) for item in arrays[0].flat):
-        return None
+    rule = _ARITHMETIC.get(node.op_type) if value.dtype in _FLOATING else None
     if node.op_type == "Cast" and value.dtype is not None and value.dtype in (*_FLOATING, ir.DataType.INT64):
-        return arrays[0].astype(value.dtype.numpy())
-    if node.op_type in _ARITHMETIC and value.dtype in _FLOATING:
-        return np.asarray(_ARITHMETIC[node.op_type](*arrays))
-    return None
+        rule = functools.partial(np.asarray, dtype=value.dtype.numpy())
+    if rule is None:  # a product with sizes that are computed in another way is left as it is: other bits
+        of_sizes = node.op_type in _OF_SIZES and not (node.op_type == "Shape" and node.attributes)
+        if not of_sizes:
+            return None
+        return computed_content(node, lambda each: _integers(_array(each, depth - 1)), dimensions)
+    arrays = [each for item in node.inputs if (each := _array(item, depth - 1)) is not None and _is_known(each)]
+    return np.asarray(rule(*arrays)) if len(arrays) == len(node.inputs) else None
 
 
-def _taken(node: ir.Node, arrays: list[np.ndarray]) -> np.ndarray | None:
-    """A part of a shape, or of a list."""
-    items, *places = arrays
-    if items.ndim != 1 or any(place.size != 1 for place in places):
-        return None
-    first, *others = (int(place.reshape(())) for place in places)
-    if node.op_type == "Gather":
-        return items[first : first + 1 or None] if -items.size <= first < items.size else None
-    if not others or others[1:] not in ([], [0], [0, 1]):  # the end, the axis, the step
-        return None
-    return items[first : others[0]]
+def _is_known(array: np.ndarray) -> bool:
+    return array.dtype != object or all(isinstance(item, int) for item in array.flat)
+
+
+def _integers(array: np.ndarray | None) -> np.ndarray | None:
+    return None if array is None or array.dtype.kind not in "iO" else array.astype(object)

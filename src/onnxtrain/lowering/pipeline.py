@@ -11,12 +11,9 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
 from onnxtrain.errors.registries import Registry
-from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
-from onnxtrain.graph.passes import clean, remove_unused
+from onnxtrain.graph.passes import clean, forget_unused_domains, remove_unused
 from onnxtrain.lowering.build_gradients import Derivative, build_gradients
-from onnxtrain.lowering.counter_based_dropout import counter_based_dropout
-from onnxtrain.lowering.join_scans import join_scans
 from onnxtrain.lowering.logits import skip_ignored_rows
 from onnxtrain.lowering.memory.recompute import check_patterns, number_layers, recompute
 from onnxtrain.lowering.memory.rematerialize_dequantized import rematerialize_dequantized
@@ -38,6 +35,7 @@ from onnxtrain.lowering.rules.batch_norm import (
     write_batch_norm,
 )
 from onnxtrain.lowering.rules.convolutions import fuse_padding, pad_evenly, shield_padded_weights
+from onnxtrain.lowering.rules.dropout import counter_based_dropout
 from onnxtrain.lowering.rules.elementwise import fuse_elementwise
 from onnxtrain.lowering.rules.kernels import multiply_in_bfloat16, resolve_fused, use_kernels
 from onnxtrain.lowering.rules.linear import (
@@ -56,6 +54,7 @@ from onnxtrain.lowering.rules.recurrent import (
 )
 from onnxtrain.lowering.rules.rotary import fuse_rotary
 from onnxtrain.lowering.rules.rows import fuse_gather, fuse_scatter, fuse_slices
+from onnxtrain.lowering.rules.scans import join_scans
 from onnxtrain.lowering.updates import fuse_updates, optimizer_in_backward
 
 PASSES: Final[Registry[Callable[[ir.Model], object]]] = Registry("pass", callable, "a function that changes a model")
@@ -85,7 +84,7 @@ def lower_graph(
         derivative: A derivative to append as graph outputs ``{x}_grad``.
         portable: The provider that the graph is for, where it is not the CPU.
         updates: The optimizers that stay nodes although the rest is standard operators, since the session loads kernels
-            of theirs for its provider (:mod:`onnxtrain.runtime.cuda_updates`).
+            of theirs for its provider (:mod:`onnxtrain.runtime.native`).
 
     Raises:
         GradientError: A gradient cannot be built; matmuls are to be computed in bfloat16, which standard operators
@@ -124,7 +123,7 @@ def lower_graph(
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         backward += gradient
-    join_scans(graph)  # sums over chunks in one pass with their gradient
+    join_scans(model)  # sums over chunks in one pass with their gradient
     if kernels:
         synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # operators without a kernel become their body
@@ -147,7 +146,7 @@ def lower_graph(
         fuse_additions(model)  # an adapter's output by its matmul, an embedding's or a norm's gradient in place
         fuse_gather(model)  # rows that are only added up are read where they lie
         use_mask_kernels(graph)  # linear layers under masks skip what stays zero
-        fuse_elementwise(graph)  # chains of elementwise operators: one node
+        fuse_elementwise(model)  # chains of elementwise operators: one node
         rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read
         optimizer_in_backward(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
@@ -162,8 +161,7 @@ def lower_graph(
         if kept:
             fuse_updates(model)  # clipping and masks inside the update
         graph.sort()
-        for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
-            _forget_domain(model, domain)
+        forget_unused_domains(model, (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN))
         if portable is not None:
             write_batch_norm(model)  # which none of them has in training mode
         if portable == "cuda":
@@ -171,9 +169,3 @@ def lower_graph(
         if portable == "webgpu":
             target_webgpu(model)  # only operators that the provider has
     return model
-
-
-def _forget_domain(model: ir.Model, domain: str) -> None:
-    """Drop the import of a domain that no node has any more."""
-    if domain in model.graph.opset_imports and not any(node.domain == domain for node in all_nodes(model.graph)):
-        model.graph.opset_imports.pop(domain)

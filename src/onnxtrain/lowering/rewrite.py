@@ -25,7 +25,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, set_inputs, take_over
 from onnxtrain.graph.value import is_float
@@ -85,12 +85,6 @@ class Context:
     graph: ir.Graph
     main: Builder
 
-    def before(self, node: ir.Node) -> Builder:
-        """Return a builder that inserts before a node."""
-        if self.graph is self.main.graph:
-            return self.main.before(node)
-        return Builder(self.graph, self.main.opset, before=node, outer=self.main)
-
     @cached_property
     def named(self) -> set[str]:
         """Names of values that Gradient nodes name."""
@@ -123,7 +117,7 @@ def _apply(rule: Rule, context: Context, backward: Backward | None) -> bool:
 
     for match in find(graph, rule.pattern, context.named, check, backwards=rule.backwards, gone=gone):
         last, namesake = match.nodes[0], match[rule.namesake] if rule.namesake else match.nodes[0]
-        op = context.before(last)
+        op = context.main.before(last)
         op.scope = last.name or rule.pattern.name
         made = rule.emit(op, match)
         results = [made] if isinstance(made, Value) else made or ()
@@ -149,9 +143,9 @@ def _give_name(op: Builder, results: Iterable[ir.Value], name: str | None) -> No
         node.name = name
 
 
-def gradient_nodes(graph: ir.Graph) -> list[ir.Node]:
+def gradient_nodes(nodes: Iterable[ir.Node]) -> list[ir.Node]:
     """Return the Gradient nodes of a graph."""
-    return [node for node in graph if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN]
+    return [node for node in nodes if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN]
 
 
 def named_by_gradients(graph: ir.Graph) -> set[str]:
@@ -168,7 +162,7 @@ def varying_values(graph: ir.Graph) -> set[ir.Value]:
     xs = {name for node in gradient_nodes(graph) for name in node.attributes["xs"].as_strings()}
     found = {value for value in (*graph.inputs, *graph.initializers.values()) if value.name in xs}
     for node in graph:
-        varies = any(value in found for value in (*node.inputs, *captured_values(node)))
+        varies = any(value in found for value in values_read(node))
         found.update(output for output in node.outputs if output.name in xs or (varies and is_float(output)))
     return found
 

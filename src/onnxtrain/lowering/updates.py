@@ -5,23 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import VERSION
-from onnxtrain.graph import Builder
+from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import constant_number, made_by
+from onnxtrain.graph.value import attributes_of, constant_number, have_one_shape, input_of, made_by
 from onnxtrain.lowering.memory.in_place import Ancestors, Readers
+from onnxtrain.lowering.rewrite import remove_unread
 from onnxtrain.lowering.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
-from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
 from onnxtrain.operators.schema import OptimizerSchema
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+_STORED = ("", "bfloat16", "8bit")
+"""Formats of states that are not float."""
 
 
 class Variable(NamedTuple):
@@ -29,17 +33,16 @@ class Variable(NamedTuple):
 
     inputs: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
-    mask: ir.Value | None = None
+    masked: bool = False
     seeds: tuple[int, ...] = ()
-    blockwise: bool = False
+    stored: str = ""
     parameter_seed: int | None = None
 
 
 def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | None:
     """Return the parameters of an optimizer node; ``None`` where the kernels cannot update them."""
     inputs = [value for value in node.inputs if value is not None]
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    groups = 2 + len(schema.used_states(schema.complete(attributes)))
+    groups = 2 + len(schema.used_states(schema.complete(attributes_of(node))))
     count = (len(inputs) - 2) // groups
     if len(inputs) < len(node.inputs) or len(node.outputs) != count * (groups - 1):
         return None
@@ -48,29 +51,39 @@ def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | Non
     return [Variable(tuple(inputs[2 + i :: count]), tuple(node.outputs[i::count])) for i in range(count)]
 
 
+def _emit(
+    op: Builder, operator: str, given: Sequence[Value], variables: Sequence[Variable], domain: str, **attributes: Any
+) -> dict[ir.Value, ir.Value]:
+    """Emit an update of parameters, all X, all G and so on; return its outputs by those that they replace."""
+    old, read = (
+        [value for column in zip(*(variable[index] for variable in variables), strict=True) for value in column]
+        for index in (1, 0)
+    )
+    new = op.several(operator, *given, *map(op.wrap, read), outputs=len(old), domain=domain, **attributes)
+    return {before: after.ir for before, after in zip(old, new, strict=True)}
+
+
 def _held_in_bfloat16(x: ir.Value) -> ir.Value | None:
     """Return the bfloat16 value that a parameter is the float copy of, or ``None``."""
     cast = made_by(x, "Cast")
     return cast.inputs[0] if cast is not None and _is_bfloat16(cast.inputs[0]) else None
 
 
-def _without_factor(variables: Sequence[Variable]) -> tuple[ir.Value | None, list[Variable], list[ir.Node]]:
-    """Return the scalar that multiplies all gradients, the gradients before it, and the nodes that multiply."""
+def _without_factor(variables: list[Variable]) -> tuple[ir.Value | None, list[Variable]]:
+    """Return the scalar that multiplies all gradients, and the parameters with the gradients before it."""
     nodes = [made_by(variable.inputs[1], "Mul", alone=True) for variable in variables]
-    factors = {None if node is None else node.inputs[1] for node in nodes}
+    factors = {input_of(node, 1) if node is not None else None for node in nodes}
     factor = next(iter(factors)) if len(factors) == 1 else None
     if factor is None or factor.shape is None or len(factor.shape) != 0:
-        return None, list(variables), []
-    found = [node for node in nodes if node is not None]
-    return factor, [_with_gradient(*pair) for pair in zip(variables, found, strict=True)], found
+        return None, variables
+    pairs = zip(variables, nodes, strict=True)
+    return factor, [_with_gradient(variable, node.inputs[0]) for variable, node in pairs if node is not None]
 
 
-def _with_gradient(variable: Variable, node: ir.Node, *, slot: int = 0, mask: ir.Value | None = None) -> Variable:
-    """Return the variable with its gradient replaced by an input of the node that computed it."""
-    gradient = node.inputs[slot]
-    assert gradient is not None
-    inputs = (variable.inputs[0], gradient, *variable.inputs[2:])
-    return variable._replace(inputs=inputs, mask=variable.mask if mask is None else mask)
+def _with_gradient(variable: Variable, *gradient: ir.Value | None) -> Variable:
+    """Return the parameter with another gradient, and perhaps a mask behind it."""
+    given = (value for value in gradient if value is not None)
+    return variable._replace(inputs=(variable.inputs[0], *given, *variable.inputs[2:]))
 
 
 def fuse_updates(model: ir.Model) -> None:
@@ -102,57 +115,42 @@ def fuse_updates(model: ir.Model) -> None:
         variables = None if schema is None else variables_of(node, schema)
         if schema is None or variables is None:
             continue
-        factor, variables, passed = _without_factor(variables)
-        variables, masking = _without_masks(variables)
         roles = [state.name for state in schema.used_states(schema.complete(attributes_of(node)))]
-        variables, rounding, widening = _without_rounding(variables, node.inputs[1], roles)
-        held_before = [variable for variable in variables if _held_in_bfloat16(variable.inputs[0]) is not None]
-        variables, more = _without_parameter_rounding(variables, node.inputs[1])
-        rounding += more
-        if factor is None and not masking and not rounding:
+        factor, fused = _without_factor(variables)
+        fused = [_with_stored_states(variable, node.inputs[1], roles) for variable in fused]
+        fused = [_with_mask(_with_stored_parameter(variable, node.inputs[1])) for variable in fused]
+        if fused == variables:
             continue
         op = Builder(graph, graph.opset_imports[""], before=node)
         rate, count = (op.wrap(value) for value in node.inputs[:2] if value is not None)
-        scale = op.constant(1.0, ir.DataType.FLOAT) if factor is None else op.wrap(factor)
+        given = rate, count, op.constant(1.0, ir.DataType.FLOAT) if factor is None else op.wrap(factor)
         substitutes: dict[ir.Value, ir.Value] = {}
-        for masked, kept, held in itertools.product((False, True), ("", "bfloat16", "8bit"), (False, True)):
-            group = [
-                variable
-                for variable in variables
-                if (variable.mask is not None, _kept(variable), variable.parameter_seed is not None)
-                == (masked, kept, held)
-            ]
-            if not group:
-                continue
-            labels = (node.name or "update", "masked" if masked else "", kept, "held" if held else "")
+        for (masked, stored, held), members in itertools.groupby(sorted(fused, key=_group), _group):
+            group = list(members)
+            labels = (node.name or "update", "masked" if masked else "", _STORED[stored], "held" if held else "")
             op.scope = "/".join(filter(None, labels))
-            columns = [list(column) for column in zip(*(variable.inputs for variable in group), strict=True)]
-            if masked:
-                columns.insert(2, [variable.mask for variable in group if variable.mask is not None])
-            old = [
-                output for column in zip(*(variable.outputs for variable in group), strict=True) for output in column
-            ]
-            seeds = [variable.seeds for variable in group]
-            new = op.several(
+            seeds = [seed for column in zip(*(variable.seeds for variable in group), strict=True) for seed in column]
+            substitutes |= _emit(
+                op,
                 f"Fused{node.op_type}",
-                rate,
-                count,
-                scale,
-                *(op.wrap(value) for column in columns for value in column),
-                outputs=len(old),
-                domain=ONNXTRAIN_DOMAIN,
+                given,
+                group,
+                ONNXTRAIN_DOMAIN,
                 masked=int(masked),
-                **({"seeds": [seed for row in zip(*seeds, strict=True) for seed in row]} if kept else {}),
-                **({"blockwise": 1} if kept == "8bit" else {}),
-                **({"parameter_seeds": [variable.parameter_seed for variable in group]} if held else {}),
-                **{name: attribute.value for name, attribute in node.attributes.items()},
+                seeds=seeds or None,
+                blockwise=1 if _STORED[stored] == "8bit" else None,
+                parameter_seeds=[variable.parameter_seed for variable in group] if held else None,
+                **attributes_of(node),
             )
-            substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
         take_over(graph, substitutes)
-        casts = [cast for variable in held_before if (cast := variable.inputs[0].producer()) is not None]
-        remove_nodes(graph, [*rounding, node, *passed, *masking, *widening])
-        remove_nodes(graph, [cast for cast in dict.fromkeys(casts) if not cast.outputs[0].uses()])
-        graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
+        rounding = [reader for output in node.outputs for reader in output.consumers()]
+        remove_unread(graph, [node, *rounding], ())
+        op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
+
+
+def _group(variable: Variable) -> tuple[bool, int, bool]:
+    """Return what the parameters of one node have in common."""
+    return variable.masked, _STORED.index(variable.stored), variable.parameter_seed is not None
 
 
 def _lacks_shapes(graph: ir.Graph) -> bool:
@@ -163,85 +161,49 @@ def _lacks_shapes(graph: ir.Graph) -> bool:
     return any(value is not None and value.shape is None for node in combined for value in node.inputs)
 
 
-def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[ir.Node]]:
-    """Return the variables with their masks, and the nodes that applied them."""
-    found, nodes = [], []
-    for variable in variables:
-        node = made_by(variable.inputs[1], "Where", alone=True)
-        if node is None or constant_number(node.inputs[2]) != 0:
-            found.append(variable)
+def _with_mask(variable: Variable) -> Variable:
+    """Return the parameter with the mask of its gradient, if it has one."""
+    node = made_by(variable.inputs[1], "Where", alone=True)
+    if node is None or constant_number(node.inputs[2]) != 0 or not have_one_shape(node.inputs[0], variable.inputs[0]):
+        return variable
+    return _with_gradient(variable, node.inputs[1], node.inputs[0])._replace(masked=True)
+
+
+def _with_stored_states(variable: Variable, count: ir.Value | None, roles: Sequence[str]) -> Variable:
+    """Return the parameter with its states as they are stored, if they are widened and rounded for this update."""
+    x, *_ = variable.inputs
+    for blockwise in (False, True):
+        before = [_widened_by(state, role, blockwise) for state, role in zip(variable.inputs[2:], roles, strict=True)]
+        after = [_rounded_by(new, count, blockwise) for new in variable.outputs[1:]]
+        widening, rounding = ([node for node in nodes if node is not None] for nodes in (before, after))
+        if not before or not len(widening) == len(rounding) == len(before) or x.dtype != ir.DataType.FLOAT:
             continue
-        mask, x = node.inputs[0], variable.inputs[0]
-        if mask is None or mask.shape is None or x.shape is None or not _same_sizes(mask.shape, x.shape):
-            found.append(variable)
-            continue
-        found.append(_with_gradient(variable, node, slot=1, mask=mask))
-        nodes.append(node)
-    return found, nodes
+        scales = [node.inputs[1] for node in widening] if blockwise else []
+        stored = [value for value in (*scales, *(node.inputs[0] for node in widening)) if value is not None]
+        for node in rounding:  # training models of other tools need not declare it
+            node.outputs[0].dtype = ir.DataType.UINT8 if blockwise else ir.DataType.BFLOAT16
+            node.outputs[0].shape = x.shape
+        for node, scale in zip(rounding, scales, strict=False):
+            node.outputs[1].dtype, node.outputs[1].shape = ir.DataType.FLOAT, None if scale is None else scale.shape
+        outputs = [node.outputs[index] for index in range(1 + blockwise) for node in rounding]
+        return variable._replace(
+            inputs=(*variable.inputs[:2], *stored),
+            outputs=(variable.outputs[0], *outputs),
+            seeds=tuple(node.attributes["seed"].as_int() for node in rounding),
+            stored="8bit" if blockwise else "bfloat16",
+        )
+    return variable
 
 
-def _without_rounding(
-    variables: Sequence[Variable], count: ir.Value | None, roles: Sequence[str]
-) -> tuple[list[Variable], list[ir.Node], list[ir.Node]]:
-    """Return the variables with their stored states, the nodes that rounded them, and those that widened them."""
-    found, rounding, widening = [], list[ir.Node](), list[ir.Node]()
-    for variable in variables:
-        for blockwise in (False, True):
-            before = [
-                _widened_by(state, role, blockwise) for state, role in zip(variable.inputs[2:], roles, strict=True)
-            ]
-            rounds = [_rounded_by(new, count, blockwise) for new in variable.outputs[1:]]
-            own = [node for node in before if node is not None]
-            after = [node for node in rounds if node is not None]
-            if before and len(own) == len(after) == len(before) and variable.inputs[0].dtype == ir.DataType.FLOAT:
-                variable = _with_kept_states(variable, own, after, blockwise)
-                rounding += after
-                widening += own
-                break
-        found.append(variable)
-    return found, rounding, widening
-
-
-def _without_parameter_rounding(
-    variables: Sequence[Variable], count: ir.Value | None
-) -> tuple[list[Variable], list[ir.Node]]:
-    """Return the variables with their stored parameters, and the nodes that rounded them."""
-    found, rounding = [], list[ir.Node]()
-    for variable in variables:
-        x, new = _held_in_bfloat16(variable.inputs[0]), variable.outputs[0]
-        node = _rounded_by(new, count, blockwise=False)
-        if x is None or node is None:
-            found.append(variable)
-            continue
-        output, seed = node.outputs[0], node.attributes["seed"].as_int()
-        output.dtype, output.shape = ir.DataType.BFLOAT16, x.shape
-        inputs, outputs = (x, *variable.inputs[1:]), (output, *variable.outputs[1:])
-        found.append(variable._replace(inputs=inputs, outputs=outputs, parameter_seed=seed))
-        rounding.append(node)
-    return found, rounding
-
-
-def _with_kept_states(
-    variable: Variable, widening: Sequence[ir.Node], rounding: Sequence[ir.Node], blockwise: bool
-) -> Variable:
-    """Return the variable with its stored states."""
-    states = [node.inputs[0] for node in widening]
-    scales = [node.inputs[1] for node in widening] if blockwise else []
-    x = variable.inputs[0]
-    inputs = (*variable.inputs[:2], *(value for value in (*scales, *states) if value is not None))
-    for node in rounding:  # training models of other tools need not declare it
-        node.outputs[0].dtype = ir.DataType.UINT8 if blockwise else ir.DataType.BFLOAT16
-        node.outputs[0].shape = x.shape
-    for node, scale in zip(rounding, scales, strict=False):
-        node.outputs[1].dtype, node.outputs[1].shape = ir.DataType.FLOAT, None if scale is None else scale.shape
-    outputs = [output for index in range(1 + blockwise) for output in (node.outputs[index] for node in rounding)]
-    seeds = tuple(node.attributes["seed"].as_int() for node in rounding)
-    return variable._replace(inputs=inputs, outputs=(variable.outputs[0], *outputs), seeds=seeds, blockwise=blockwise)
-
-
-def _kept(variable: Variable) -> str:
-    """Return the format in which the states of a variable are stored."""
-    return "" if not variable.seeds else "8bit" if variable.blockwise else "bfloat16"
+def _with_stored_parameter(variable: Variable, count: ir.Value | None) -> Variable:
+    """Return the parameter as it is stored, if it is rounded for this update."""
+    x, node = _held_in_bfloat16(variable.inputs[0]), _rounded_by(variable.outputs[0], count, blockwise=False)
+    if x is None or node is None:
+        return variable
+    output, seed = node.outputs[0], node.attributes["seed"].as_int()
+    output.dtype, output.shape = ir.DataType.BFLOAT16, x.shape
+    inputs, outputs = (x, *variable.inputs[1:]), (output, *variable.outputs[1:])
+    return variable._replace(inputs=inputs, outputs=outputs, parameter_seed=seed)
 
 
 def _widened_by(state: ir.Value, role: str, blockwise: bool) -> ir.Node | None:
@@ -265,10 +227,6 @@ def _rounded_by(new: ir.Value, count: ir.Value | None, blockwise: bool) -> ir.No
 
 def _is_bfloat16(value: ir.Value | None) -> bool:
     return value is not None and value.dtype == ir.DataType.BFLOAT16
-
-
-def _same_sizes(one: ir.Shape, other: ir.Shape) -> bool:
-    return one.is_static() and other.is_static() and list(one) == list(other)
 
 
 LEAST_BYTES = 4 << 20
@@ -343,18 +301,7 @@ def _split(graph: ir.Graph, node: ir.Node, parts: Sequence[Sequence[Variable]]) 
         if waiting:
             ready = op.After(ready, *map(op.wrap, waiting), domain=ONNXTRAIN_DOMAIN)
             graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
-        old = [output for column in zip(*(variable.outputs for variable in part), strict=True) for output in column]
-        columns = zip(*(variable.inputs for variable in part), strict=True)
-        new = op.several(
-            node.op_type,
-            ready,
-            op.wrap(count),
-            *(op.wrap(value) for column in columns for value in column),
-            outputs=len(old),
-            domain=node.domain,
-            **{name: attribute.value for name, attribute in node.attributes.items()},
-        )
-        substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
+        substitutes |= _emit(op, node.op_type, (ready, op.wrap(count)), part, node.domain, **attributes_of(node))
     take_over(graph, substitutes)
     remove_nodes(graph, [node])
 

@@ -63,6 +63,9 @@ class Terms:
     total: float
     weight: float
 
+    def __add__(self, other: Terms) -> Terms:
+        return Terms(self.total + other.total, self.weight + other.weight)
+
     @property
     def mean(self) -> float:
         """The weighted mean; NaN where the weight is 0."""
@@ -80,24 +83,22 @@ class MeanAccumulator:
     """
 
     def __init__(self) -> None:
-        self._total = 0.0
-        self._weight = 0.0
+        self._terms = Terms(0.0, 0.0)
 
     def add(self, value: float, weight: float) -> None:
         """Add the mean of a batch with its weight; a weight of 0 adds nothing, even for NaN."""
         if weight:
-            self._total += float(value) * weight
-            self._weight += float(weight)
+            self._terms += Terms(float(value) * weight, float(weight))
 
     @property
     def weight(self) -> float:
         """Sum of the weights so far."""
-        return self._weight
+        return self._terms.weight
 
     @property
     def value(self) -> float:
         """The mean so far; NaN before the first batch."""
-        return Terms(self._total, self._weight).mean
+        return self._terms.mean
 
 
 class CountedPredictions(NamedTuple):
@@ -201,19 +202,10 @@ def entered(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
     return found
 
 
-def mean_metric(
-    name: str,
-    terms: Callable[[Array, Array], Terms],
-    *,
-    of_output: bool = False,
-    counted: CountedPredictions = EVERY,
-) -> NamedMetric:
-    """Make a metric that is a mean of terms."""
-    return NamedMetric(name, terms, _added, lambda found: found.mean, of_output, counted)
-
-
-def _added(one: Terms, other: Terms) -> Terms:
-    return Terms(one.total + other.total, one.weight + other.weight)
+def extended(one: list[Any], other: list[Any]) -> list[Any]:
+    """Add a list to another one: joins states that keep all examples."""
+    one.extend(other)
+    return one
 
 
 def is_metric(value: object) -> TypeGuard[Metric]:

@@ -21,6 +21,7 @@ from onnxtrain.metrics.base import (
     MetricInput,
     NamedMetric,
     PredictionKind,
+    extended,
     is_metric,
 )
 from onnxtrain.metrics.dataset_metrics import (
@@ -173,15 +174,10 @@ def from_object(metric: Any) -> NamedMetric:
     return NamedMetric(
         name,
         lambda y_true, y_pred: [(np.array(y_true), np.array(y_pred))],  # the session reuses its buffers
-        _extended,
+        extended,
         functools.partial(_of_all, metric, name),
         of_output=True,
     )
-
-
-def _extended(one: list[Any], other: list[Any]) -> list[Any]:
-    one.extend(other)
-    return one
 
 
 def _of_all(function: MetricFunction, name: str, batches: list[tuple[Array, Array]]) -> float:
@@ -253,25 +249,14 @@ def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunc
     shown = metric if isinstance(metric, str) else built_in
     options = _options(metric_input, built_in)
     found = BUILT_IN[built_in].named(shown, lambda y_true, y_pred: _aligned(metric_input, y_true, y_pred), **options)
-    return _counting(found, metric_input)
-
-
-def _counting(metric: NamedMetric, metric_input: MetricInput) -> NamedMetric:
-    return NamedMetric(metric.name, metric.measure, metric.join, metric.finish, counted=metric_input.counted)
+    return dataclasses.replace(found, counted=metric_input.counted)
 
 
 def reader(
     metric_input: MetricInput, name: str, reads: Sequence[PredictionKind]
 ) -> Callable[[Array, Array], Predictions]:
     """Return a function that converts targets and predictions of a loss for a metric."""
-    kind = metric_input.predicts
-    if kind is None or kind not in reads:
-        wanted = " or ".join(_DESCRIPTIONS[each] for each in reads)
-        given = "are not known" if kind is None else f"are {_DESCRIPTIONS[kind]}"
-        raise OptionError(
-            f"The metric {name} is for {wanted}, but with the loss {metric_input.loss} predictions {given}; measure "
-            f"{_fitting(kind)}a function of (y_true, y_pred)."
-        )
+    kind = _fitting_kind(metric_input, name, reads)
 
     def read(y_true: Array, y_pred: Array) -> Predictions:
         aligned = _aligned(metric_input, y_true, y_pred)
@@ -280,11 +265,20 @@ def reader(
     return read
 
 
-def _fitting(kind: PredictionKind | None) -> str:
-    """List the metrics for predictions of a kind, for error messages."""
-    names = [name for name, entry in BUILT_IN.items() if kind in entry.reads]
-    names += [name for name in SHOWN if kind in DATASET_METRICS[name].reads]
-    return "".join(f"{name}, " for name in names) + "or " if names else "another, or "
+def _fitting_kind(metric_input: MetricInput, name: str, reads: Sequence[PredictionKind]) -> PredictionKind:
+    """Return what the predictions of a loss are; refuse a metric that is for others, and list those for these."""
+    kind = metric_input.predicts
+    if kind is not None and kind in reads:
+        return kind
+    wanted = " or ".join(_DESCRIPTIONS[each] for each in reads)
+    given = "are not known" if kind is None else f"are {_DESCRIPTIONS[kind]}"
+    names = [other for other, entry in BUILT_IN.items() if kind in entry.reads]
+    names += [other for other in SHOWN if kind in DATASET_METRICS[other].reads]
+    fitting = "".join(f"{other}, " for other in names) + "or " if names else "another, or "
+    raise OptionError(
+        f"The metric {name} is for {wanted}, but with the loss {metric_input.loss} predictions {given}; measure "
+        f"{fitting}a function of (y_true, y_pred)."
+    )
 
 
 def _aligned(metric_input: MetricInput, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
@@ -320,16 +314,10 @@ def _options(metric_input: MetricInput, name: str) -> dict[str, Any]:
             f"accuracy needs to know what the predictions are, which the loss {metric_input.loss} does not say; give "
             "it predicts='classes' or predicts='binary', or measure a function of (y_true, y_pred)."
         ).about("accuracy", got=metric_input.loss)
-    if metric_input.predicts not in BUILT_IN[name].reads:
-        wanted = " or ".join(_DESCRIPTIONS[kind] for kind in BUILT_IN[name].reads)
-        raise OptionError(
-            f"The metric {name} is for {wanted}, but with the loss {metric_input.loss} predictions are "
-            f"{_DESCRIPTIONS[metric_input.predicts]}; measure {_fitting(metric_input.predicts)}a function of (y_true, "
-            "y_pred)."
-        )
-    if metric_input.predicts == "binary":
+    kind = _fitting_kind(metric_input, name, BUILT_IN[name].reads)
+    if kind == "binary":
         return {"binary": True, "threshold": 0.0} if name == "accuracy" else {}
-    if metric_input.predicts == "numbers":
+    if kind == "numbers":
         return {}
     options = {"axis": metric_input.axis, "ignore_index": metric_input.ignore_index}
     return options | {"binary": False} if name == "accuracy" else options

@@ -15,7 +15,7 @@ from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.data.target_checks import check_labels
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.metrics.base import EVERY, CountedPredictions, NamedMetric, PredictionKind, entered
+from onnxtrain.metrics.base import EVERY, CountedPredictions, NamedMetric, PredictionKind, entered, extended
 from onnxtrain.metrics.means import as_numbers, checked_options
 from onnxtrain.operators.call_text import read_call
 
@@ -124,16 +124,11 @@ class DatasetMetric:
         return NamedMetric(
             self.name,
             lambda t, p: [self.measure(read(t, p))],
-            _extended,
+            extended,
             lambda parts: self.finish(np.concatenate(parts)),
             counted=counted,
             number=self.number,
         )
-
-
-def _extended(one: list[Any], other: list[Any]) -> list[Any]:
-    one.extend(other)
-    return one
 
 
 def _ratio(part: Any, whole: Any) -> Values:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,6 @@ from onnxtrain.model_file.proto import (
 from onnxtrain.model_file.protobuf_wire import Template
 
 _VERSION_3 = b"\x62\x06proto3"
-
-
-def is_text(data: bytes) -> bool:
-    """Return whether every string field of a serialized model is UTF-8.
-
-    String attributes of nodes are bytes in protocol buffers and are not checked.
-    """
-    try:
-        _strict_model().FromString(data)
-    except DecodeError as error:
-        return "UTF-8" not in str(error)
-    return True
 
 
 @functools.cache
@@ -84,12 +72,13 @@ def check_sparse(label: str, sparse: SparseTensorProto) -> None:
     dims, stored = list(sparse.dims), list(sparse.values.dims)
     if any(part.data_location == TensorProto.EXTERNAL for part in (sparse.values, sparse.indices)):
         raise ModelError(f"{whose} with its data in another file, which is not supported; save it inside.")
-    dense = TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=dims)
+    dense = declared(sparse)
     if len(dims) > _MOST_AXES:
         raise ModelError(f"{whose} of {len(dims)} axes, but arrays have {_MOST_AXES} at most; export the model again.")
-    if data_bytes(dense) > _MOST_BYTES:
+    size = data_bytes(dense)
+    if size > _MOST_BYTES:
         raise ModelError(
-            f"{whose} of shape {dims}, which takes {data_bytes(dense)} bytes dense, as ONNX Runtime stores it; a "
+            f"{whose} of shape {dims}, which takes {size} bytes dense, as ONNX Runtime stores it; a "
             "tensor has at most 2 GiB: export the model again."
         )
     if len(stored) != 1 or sparse.indices.data_type not in _INDEX_TYPES:
@@ -98,9 +87,9 @@ def check_sparse(label: str, sparse: SparseTensorProto) -> None:
         )
     count = stored[0]
     held = data_bytes(sparse.values) + data_bytes(sparse.indices)
-    if not is_plausible(data_bytes(dense), held):
+    if not is_plausible(size, held):
         raise ModelError(
-            f"{whose} of shape {dims}, which takes {data_bytes(dense):,} bytes dense, but holds {held:,}; the file is "
+            f"{whose} of shape {dims}, which takes {size:,} bytes dense, but holds {held:,}; the file is "
             "damaged: export the model again."
         )
     if list(sparse.indices.dims) not in ([count], [count, len(dims)]):
@@ -137,22 +126,16 @@ def check_bodies(label: str, proto: ModelProto) -> None:
     """Check the bodies of If, Loop and Scan against their nodes; ONNX's checker looks at each alone."""
     for holder in (proto.graph, *proto.functions):
         for node in all_nodes(holder):
-            wrong = _misfit(node) if _is_control_flow(node) else None
+            if not is_default_domain(node.domain) or node.op_type not in _MISFITS:
+                continue
+            given = {attribute.name for attribute in node.attribute}
+            missing = [name for name in _REQUIRED[node.op_type] if name not in given]  # the checker skips functions
+            lacks = f"which has no attribute {missing[0]!r}" if missing else None
+            wrong = lacks or next(_MISFITS[node.op_type](node), None)
             if wrong is not None:
                 named = f"{node.op_type} node {node.name!r}" if node.name else f"{node.op_type} node"
-                given = f" (output {node.output[0]!r})" if node.output else ""
-                raise ModelError(f"{label} has the {named}{given}, {wrong}; export it again.")
-
-
-def _is_control_flow(node: NodeProto) -> bool:
-    return is_default_domain(node.domain) and node.op_type in _MISFITS
-
-
-def _misfit(node: NodeProto) -> str | None:
-    """Return the first mismatch of a node as a relative clause, or None."""
-    given = {attribute.name for attribute in node.attribute}
-    missing = [name for name in _REQUIRED[node.op_type] if name not in given]  # the checker skips functions
-    return f"which has no attribute {missing[0]!r}" if missing else next(_MISFITS[node.op_type](node), None)
+                output = f" (output {node.output[0]!r})" if node.output else ""
+                raise ModelError(f"{label} has the {named}{output}, {wrong}; export it again.")
 
 
 def _body_of(node: NodeProto, name: str) -> GraphProto:
@@ -330,24 +313,32 @@ def _depth(holder: GraphProto | FunctionProto) -> int:
 def _check_names(label: str, proto: ModelProto) -> None:
     names = [tensor.name for tensor in proto.graph.initializer]
     names += [sparse.values.name for sparse in proto.graph.sparse_initializer]
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise ModelError(f"{label} has several initializers named {', '.join(map(repr, twice))}; names must be unique.")
+    if twice := _repeated(names):
+        raise ModelError(f"{label} has several initializers named {twice}; names must be unique.")
+
+
+def _repeated(names: Iterable[str]) -> str:
+    """Return the names that come several times, for a sentence."""
+    return ", ".join(repr(name) for name, count in sorted(Counter(names).items()) if count > 1)
 
 
 def _check_text(label: str, template: Template) -> None:
-    if not is_text(template.light()):
-        raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.").about(label)
+    """Check that every string field is UTF-8; string attributes of nodes are bytes in protocol buffers."""
+    try:
+        _strict_model().FromString(template.light())
+    except DecodeError as error:
+        if "UTF-8" in str(error):
+            raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.").about(
+                label
+            ) from error
 
 
 def _check_ports(label: str, proto: ModelProto) -> None:
     """Check rules for inputs and outputs that ONNX Runtime enforces and ONNX's checker does not."""
-    twice = sorted(name for name, count in Counter(value.name for value in proto.graph.output).items() if count > 1)
-    if twice:
+    if twice := _repeated(value.name for value in proto.graph.output):
         raise ModelError(
-            f"{label} has several outputs named {', '.join(map(repr, twice))}; names must be unique: "
-            "export the model again."
-        ).about(label, got=twice)
+            f"{label} has several outputs named {twice}; names must be unique: export the model again."
+        ).about(label)
     for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.elem_type:
@@ -387,7 +378,8 @@ def _check_external(
             try:
                 found = locate(tensor, folder, moved)
             except ModelError as error:
-                raise ModelError(f"{label} cannot be used: {_lower(str(error))}") from error
+                sentence = str(error)
+                raise ModelError(f"{label} cannot be used: {sentence[0].lower()}{sentence[1:]}") from error
             if index < len(proto.graph.initializer):  # these come first
                 initializers.append((tensor.name, found))
             else:
@@ -395,23 +387,18 @@ def _check_external(
     return dict(initializers), [*(found for _, found in initializers), *others]
 
 
-def _lower(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
-
-
 def _check_size(label: str, tensor: TensorProto, storage: str, stored: int) -> None:
     if tensor.data_type == TensorProto.STRING:
         return
-    needed = data_bytes(tensor)
-    if storage == "raw" and stored != needed:
+    needed, unit = data_bytes(tensor), "bytes of data"
+    if storage == "typed":  # a field has one value per element, two per complex one, one per byte of packed ones
+        count, unit = math.prod(tensor.dims), "values"
+        is_complex = tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+        needed = 2 * count if is_complex else min(needed, count)
+    if stored != needed:
         raise ModelError(
-            f"{label} has {stored} bytes of data for {tensor.name!r}, but its type and shape "
-            f"{list(tensor.dims)} need {needed}; export it again."
-        )
-    if storage == "typed" and stored != _typed_elements(tensor, needed):
-        raise ModelError(
-            f"{label} has {stored} values for {tensor.name!r}, but its type and shape "
-            f"{list(tensor.dims)} need {_typed_elements(tensor, needed)}; export it again."
+            f"{label} has {stored} {unit} for {tensor.name!r}, but its type and shape {list(tensor.dims)} need "
+            f"{needed}; export it again."
         )
 
 
@@ -426,20 +413,6 @@ def _check_inner_sizes(label: str, proto: ModelProto) -> None:
         else:
             stored = (tensor.float_data, tensor.double_data, tensor.int32_data, tensor.int64_data, tensor.uint64_data)
             _check_size(label, tensor, "typed", sum(map(len, stored)))
-
-
-def _typed_elements(tensor: TensorProto, needed: int) -> int:
-    """Return the length of a typed field: one per element, two per complex element, one per byte where packed."""
-    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
-        return 2 * _elements(tensor)
-    return min(needed, _elements(tensor))
-
-
-def _elements(tensor: TensorProto) -> int:
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    return count
 
 
 def _check_specification(label: str, proto: ModelProto) -> None:

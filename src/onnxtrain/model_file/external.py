@@ -67,19 +67,19 @@ def data_bytes(tensor: TensorProto) -> int:
             f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}, which is too large for any tensor."
         )
     try:
-        bits = ir.DataType(tensor.data_type).bitwidth
+        bits: int = ir.DataType(tensor.data_type).bitwidth
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"The tensor {tensor.name!r} has the element type {tensor.data_type}, whose size is unknown; "
             "raw data needs a numeric type."
         ) from error
-    elements = 1
-    for dim in tensor.dims:
-        elements *= dim
+    elements: int = math.prod(tensor.dims)
     return (elements * bits + 7) // 8
 
 
-def locate(tensor: TensorProto, folder: Path | None, moved: Mapping[str, str] | None = None) -> ExternalData:
+def locate(
+    tensor: TensorProto, folder: str | os.PathLike[str] | None, moved: Mapping[str, str] | None = None
+) -> ExternalData:
     """Find an external tensor's bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -89,7 +89,7 @@ def locate(tensor: TensorProto, folder: Path | None, moved: Mapping[str, str] | 
             f"{label} is in {location!r}, but the model was not read from a file, so that its folder is not known; "
             "give the path of the model instead."
         ).about(label, got=location)
-    path = _contained(label, (moved or {}).get(posixpath.normpath(location), location), folder)
+    path = _contained(label, (moved or {}).get(posixpath.normpath(location), location), Path(folder))
     offset = _number(label, entries.get("offset") or "0")
     length = _number(label, entries["length"]) if entries.get("length") else data_bytes(tensor)
     if length != data_bytes(tensor) or offset < 0:
@@ -370,17 +370,18 @@ def with_external_data(
     Raises:
         ModelError: A file is missing, too short or outside the folder.
     """
+    files = DataFiles()
     for tensor in external_tensors(proto):
-        if read is None:
-            data = locate(tensor, None if folder is None else Path(folder))
-            with data.path.open("rb") as file:
-                file.seek(data.offset)
-                tensor.raw_data = file.read(data.length)
-        else:
-            tensor.raw_data = bytes(read(tensor))
-        tensor.ClearField("external_data")
-        tensor.ClearField("data_location")
+        found = read(tensor) if read is not None else files.bytes(locate(tensor, folder))
+        tensor.raw_data = bytes(found)
+        drop_location(tensor)
     return proto
+
+
+def drop_location(tensor: TensorProto) -> None:
+    """Declare a tensor's data to be inside the model, in place."""
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
 
 
 def check_external_data(
@@ -389,7 +390,7 @@ def check_external_data(
     """Check that a model's data files exist, except those of some tensors."""
     for tensor in external_tensors(proto):
         if tensor.name not in without:
-            locate(tensor, None if folder is None else Path(folder))
+            locate(tensor, folder)
 
 
 def external_tensors(proto: ModelProto) -> Iterator[TensorProto]:

@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +18,13 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.checks import check_model, dense_array
-from onnxtrain.model_file.embedded_weights import EmbeddedWeight, fill, fill_tensor, lift, with_embedded
+from onnxtrain.model_file.embedded_weights import EMBEDDED, EmbeddedWeight, fill, fill_tensor, lift, with_embedded
 from onnxtrain.model_file.external import (
     DataFiles,
     DataTensor,
     ExternalData,
     data_bytes,
+    drop_location,
     external_tensors,
     raw_array,
     with_external_data,
@@ -32,11 +33,19 @@ from onnxtrain.model_file.hub import download, is_on_hub
 from onnxtrain.model_file.large_data import BackgroundRead, LargeData, SourceFile, Stamp, stamp_of
 from onnxtrain.model_file.proto import OPSET_OF_NONE, default_opset, drop_initializer_inputs, is_large, without_data
 from onnxtrain.model_file.protobuf_wire import CutOffError, Template, TooManyFieldsError, WireError
-from onnxtrain.model_file.saving import Change, DataFile, NewValues, check_shared, refuse_node, save_model
+from onnxtrain.model_file.protobuf_wire import Path as FieldPath
+from onnxtrain.model_file.saving import (
+    Change,
+    DataFile,
+    check_shared,
+    check_value,
+    refuse_node,
+    save_model,
+    stored_bytes,
+)
 from onnxtrain.model_file.small_files import RefusedFileError, read_json
 from onnxtrain.model_file.working_copy import understood, working_copy
 from onnxtrain.model_file.writing import check_writable, reason, resolve_output
-from onnxtrain.parameters.exporters.pytorch import KIND
 
 _MAXIMUM_BYTES = (1 << 31) - 1
 """Size limit of protocol buffers."""
@@ -271,8 +280,7 @@ class ModelFile:
         proto = self.whole(without=without)
         for tensor in proto.graph.initializer:
             if tensor.name in without:
-                tensor.ClearField("external_data")
-                tensor.ClearField("data_location")
+                drop_location(tensor)
         return with_external_data(proto, self.folder, self._bytes_of)
 
     def filled(self, values: Mapping[str, npt.NDArray[np.generic]]) -> ModelProto:
@@ -313,15 +321,6 @@ class ModelFile:
     def names(self) -> list[str]:
         """Return the names of the main graph's initializers in order, without sparse ones."""
         return list(self._positions)
-
-    def tensor(self, name: str) -> TensorProto:
-        """Return an initializer of the model."""
-        tensor = self.declared(name)
-        if name in self._large:
-            full = TensorProto(raw_data=bytes(self._large.read(name)))
-            full.MergeFrom(tensor)
-            return full
-        return tensor
 
     def declared(self, name: str) -> TensorProto:
         """Return an initializer of the model, possibly without its data."""
@@ -389,7 +388,7 @@ class ModelFile:
             model = working_copy(self._label, proto, large, folder, minimum_opset)
         for item in self._embedded.values():
             if item.name in model.graph.initializers:
-                model.graph.initializers[item.name].metadata_props[KIND] = item.kind
+                model.graph.initializers[item.name].metadata_props[EMBEDDED] = item.named
         return model
 
     def _working_tensor(self, tensor: TensorProto, folder: str) -> ir.TensorProtocol:
@@ -449,28 +448,42 @@ class ModelFile:
         if any(sparse.values.name in values for sparse in self.proto.graph.sparse_initializer):
             self.dense().save(path, values, metadata)
             return
-        new = NewValues(
-            values,
-            self.declared,
-            positions=self._positions,
-            external=self._external,
-            embedded=self._embedded,
-            large=self._template.large(),
-        )
+        inline: dict[int, npt.NDArray[np.generic]] = {}
+        inner: dict[FieldPath, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
+        late: dict[int, Callable[[], bytes | memoryview]] = {}  # made when they are written
+        changes: dict[str, list[Change]] = {}
+        large = self._template.large()
+        for name in values:
+            tensor = self.declared(name)
+            stored = partial(stored_bytes, tensor, values, name)
+            if name in self._external:
+                data = self._external[name]
+                changes.setdefault(data.file, []).append(Change(data.offset, data.length, stored))
+            elif name not in self._embedded and self._positions[name] in large:
+                late[self._positions[name]] = stored
+            else:
+                array = values[name]
+                check_value(tensor, array)
+                if name in self._embedded:
+                    inner[self._embedded[name].path] = (tensor, self._embedded[name].stored(array))
+                else:
+                    inline[self._positions[name]] = array
         check_shared(self._external, values)
         self.check_writable(path)
 
         def raw_data(index: int) -> bytes | memoryview:
-            made = new.late(index)
-            return self._raw_data(index) if made is None else made
+            if index in late:
+                return late[index]()
+            tensor = self.proto.graph.initializer[index]
+            return bytes(self._large.read(tensor.name)) if tensor.name in self._large else bytes(tensor.raw_data)
 
         def render(moved: Mapping[str, str]) -> Iterator[bytes | memoryview]:
             spelled = {data.location: moved[file] for file, ranges in self._ranges.items() for data in ranges if moved}
             initializers = list(self.proto.graph.initializer)
-            yield from self._template.render(initializers, new.inline, raw_data, spelled, new.inner)
+            yield from self._template.render(initializers, inline, raw_data, spelled, inner)
             yield added
 
-        files = {file: self._data_file(file, new.changes.get(file, ())) for file in self._ranges}
+        files = {file: self._data_file(file, changes.get(file, ())) for file in self._ranges}
         over_itself = self._is_own(Path(path))
         keep = [] if over_itself else [item.source for item in files.values()]
         moved = save_model(path, files, render, sources=self._data_files, keep=keep)
@@ -518,10 +531,6 @@ class ModelFile:
             and os.path.samefile(home, target)
             and os.path.samefile(home.parent, target.parent)
         )
-
-    def _raw_data(self, index: int) -> bytes:
-        tensor: TensorProto = self.proto.graph.initializer[index]
-        return bytes(self._large.read(tensor.name)) if tensor.name in self._large else bytes(tensor.raw_data)
 
 
 def _place_of(tensor: TensorProto) -> tuple[str, ...]:

@@ -77,34 +77,37 @@ def _node_tensors(holder: GraphProto | FunctionProto) -> Iterator[TensorProto]:
             yield from _graph_tensors(graph)
 
 
+def _holders(proto: ModelProto) -> Iterator[tuple[ModelProto | FunctionProto, list[NodeProto]]]:
+    """Yield the model and its functions, which import opsets, with their nodes."""
+    for holder in (proto, *proto.functions):
+        yield holder, list(all_nodes(proto.graph if holder is proto else holder))
+
+
 def unify_default_domain(proto: ModelProto) -> None:
     """Write the default domain as "" everywhere (workarounds: two spellings of a domain)."""
-    for holder in (proto, *proto.functions):
+    for holder, nodes in _holders(proto):
         versions = {item.domain: item.version for item in holder.opset_import if not is_default_domain(item.domain)}
         versions[""] = default_opset(holder.opset_import) or (OPSET_OF_NONE if holder is proto else 0)
         del holder.opset_import[:]
         for domain, version in versions.items():
             if version:
                 holder.opset_import.add(domain=domain, version=version)
-    for node in (node for holder in (proto.graph, *proto.functions) for node in all_nodes(holder)):
-        if node.domain and is_default_domain(node.domain):
-            node.domain = ""
+        for node in nodes:
+            if node.domain and is_default_domain(node.domain):
+                node.domain = ""
 
 
 def import_runtime_domain(proto: ModelProto) -> None:
     """Import ONNX Runtime's domain where nodes use it, in place: its transformer optimizer omits the import."""
-    for holder in (proto, *proto.functions):
-        if any(item.domain == MICROSOFT_DOMAIN for item in holder.opset_import):
-            continue
-        graph = proto.graph if holder is proto else holder
-        if any(node.domain == MICROSOFT_DOMAIN for node in all_nodes(graph)):
+    for holder, nodes in _holders(proto):
+        is_imported = any(item.domain == MICROSOFT_DOMAIN for item in holder.opset_import)
+        if not is_imported and any(node.domain == MICROSOFT_DOMAIN for node in nodes):
             holder.opset_import.add(domain=MICROSOFT_DOMAIN, version=1)
 
 
 def drop_own_import(proto: ModelProto) -> None:
     """Drop the import of this project's domain where no node uses it, in place (workarounds: versions of libraries)."""
-    for holder in (proto, *proto.functions):
-        nodes = all_nodes(proto.graph if holder is proto else holder)
+    for holder, nodes in _holders(proto):
         if not any(node.domain == ONNXTRAIN_DOMAIN for node in nodes):
             for item in [item for item in holder.opset_import if item.domain == ONNXTRAIN_DOMAIN]:
                 holder.opset_import.remove(item)
@@ -128,9 +131,9 @@ def drop_initializer_inputs(proto: ModelProto, *, overridable: bool = False) -> 
 
 def hide_runtime_operators(proto: ModelProto) -> None:
     """Move operators that only ONNX Runtime has in the default domain to the placeholder domain, in place."""
-    for holder in (proto, *proto.functions):
+    for holder, nodes in _holders(proto):
         opset = default_opset(holder.opset_import) or 0
-        for node in all_nodes(proto.graph if holder is proto else holder):
+        for node in nodes:
             if is_runtime_operator(node, opset):
                 node.domain = STAND_IN_DOMAIN
     if all(item.domain != STAND_IN_DOMAIN for item in proto.opset_import):

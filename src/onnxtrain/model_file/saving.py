@@ -1,6 +1,7 @@
 """Write a model and its data files so that whoever opens it finds the old weights or the new ones, never a mix.
 
 Data files are written under new names. The rename of the model file then switches from the old weights to the new.
+Trained weights that cannot be saved to the requested path are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -24,11 +24,10 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.embedded_weights import EmbeddedWeight
 from onnxtrain.model_file.external import DataFiles, ExternalData
-from onnxtrain.model_file.protobuf_wire import Path as FieldPath
+from onnxtrain.model_file.large_data import Stamp, stamp_of
 from onnxtrain.model_file.protobuf_wire import Template, raw_bytes
-from onnxtrain.model_file.writing import AtomicFiles, folder_lock, resolve_output, uninterrupted
+from onnxtrain.model_file.writing import ELSEWHERE, AtomicFiles, folder_lock, resolve_output, uninterrupted
 
 _PATIENCE = 10.0
 """Seconds to wait for another save in the same folder; then both go on, since a trained model must not be lost."""
@@ -66,15 +65,8 @@ class DataFile(NamedTuple):
     is_whole: bool
 
 
-_Stamp = tuple[int, int, int, int]
-
-_written: set[_Stamp] = set()
-"""Data files that this process wrote: device, inode, modification time, size."""
-
-
-def _stamp(path: Path) -> _Stamp:
-    status = os.lstat(path)
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+_written: set[Stamp] = set()
+"""Data files that this process wrote."""
 
 
 def save_model(
@@ -121,7 +113,7 @@ def save_model(
             for chunk in render(moved):
                 file.write(chunk)
         with contextlib.suppress(OSError, ValueError), uninterrupted():
-            _written.update(map(_stamp, new))
+            _written.update(stamp_of(os.lstat(file)) for file in new)
             if locked:
                 used = [*keep, *(folder / location for location in moved.values())]
                 _remove_outdated(target, replaced, {os.path.realpath(path) for path in used})
@@ -237,7 +229,7 @@ def _remove_outdated(target: Path, locations: Iterable[str], keep: Container[str
         status = os.lstat(path) if os.path.lexists(path) else None
         if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or real in keep:
             continue
-        ours = _unnumbered(target, location) is not None or _stamp(path) in _written
+        ours = _unnumbered(target, location) is not None or stamp_of(status) in _written
         if ours and Path(real).is_relative_to(os.path.realpath(target.parent)):
             path.unlink(missing_ok=True)
 
@@ -329,47 +321,8 @@ def _content(file: BinaryIO, start: int, end: int) -> tuple[int, int]:
     return min(first, end), min(os.lseek(file.fileno(), first, os.SEEK_HOLE), end)
 
 
-class NewValues:
-    """New values of initializers, grouped by their storage in the model."""
-
-    def __init__(
-        self,
-        values: Arrays,
-        declared: Callable[[str], TensorProto],
-        *,
-        positions: Mapping[str, int],
-        external: Mapping[str, ExternalData],
-        embedded: Mapping[str, EmbeddedWeight],
-        large: Container[int],
-    ) -> None:
-        self.inline: dict[int, npt.NDArray[np.generic]] = {}
-        self.inner: dict[FieldPath, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
-        self.changes: dict[str, list[Change]] = {}
-        self._late: dict[int, Callable[[], bytes | memoryview]] = {}
-        for name in values:
-            tensor = declared(name)
-            stored = partial(_stored_bytes, tensor, values, name)
-            if name in external:
-                data = external[name]
-                self.changes.setdefault(data.file, []).append(Change(data.offset, data.length, stored))
-            elif name in embedded:
-                array = values[name]
-                _check_value(tensor, array)
-                self.inner[embedded[name].path] = (tensor, embedded[name].stored(array))
-            elif positions[name] in large:
-                self._late[positions[name]] = stored
-            else:
-                array = values[name]
-                _check_value(tensor, array)
-                self.inline[positions[name]] = array
-
-    def late(self, position: int) -> bytes | memoryview | None:
-        """Return the new data of a large initializer inside the model; ``None`` where it stays."""
-        stored = self._late.get(position)
-        return None if stored is None else stored()
-
-
-def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
+def check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
+    """Check the type and the shape of a tensor's new value."""
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     shape = tuple(tensor.dims)
     if array.dtype != dtype or array.shape != shape:
@@ -379,9 +332,10 @@ def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
         ).about(tensor.name, got=array.shape, wanted=shape)
 
 
-def _stored_bytes(tensor: TensorProto, values: Arrays, name: str) -> bytes | memoryview:
+def stored_bytes(tensor: TensorProto, values: Arrays, name: str) -> bytes | memoryview:
+    """Return a tensor's new value as raw data."""
     array = values[name]
-    _check_value(tensor, array)
+    check_value(tensor, array)
     return raw_bytes(array, tensor.data_type)
 
 
@@ -405,3 +359,98 @@ def check_shared(external: Mapping[str, ExternalData], values: Arrays) -> None:
 
 def _are_equal(one: npt.NDArray[np.generic] | None, other: npt.NDArray[np.generic] | None) -> bool:
     return one is not None and other is not None and one.tobytes() == other.tobytes()
+
+
+_LONGEST_RESCUED = 200
+"""Maximum bytes of a name, with room for a suffix."""
+
+
+def writable_folder() -> Path | None:
+    """Return the first writable folder of: current folder, home folder, folder for temporary files."""
+    import tempfile  # a slow import that is needed after errors only
+
+    finders: tuple[Callable[[], Path], ...] = (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir()))
+    for find in finders:
+        try:
+            folder = find()
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"0")
+            return folder
+        except (OSError, RuntimeError):
+            continue
+    return None
+
+
+@contextlib.contextmanager
+def kept_in_memory(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Add to the error of a failed save that the trainer keeps its weights, and a path that can be written."""
+    try:
+        yield
+    except ModelError as error:
+        sentence, folder = str(error), writable_folder()
+        if "cannot be written" not in sentence or folder is None:
+            raise
+        raise ModelError(
+            f"{_without_advice(sentence)}; the trainer keeps its weights: save them to another path, such as "
+            f"{str(folder / _rescued_name(path))!r}."
+        ) from error
+
+
+def current_folder() -> Path:
+    """Return the current folder, or the one for temporary files where it is gone."""
+    try:
+        return Path.cwd()
+    except OSError:
+        import tempfile
+
+        return Path(tempfile.gettempdir())
+
+
+def reached_from(start: Path, path: str | os.PathLike[str]) -> Path:
+    """Return a path, or its place in the folder that was the current one, if that is gone."""
+    try:
+        os.getcwd()
+    except OSError:
+        return start / path
+    return Path(path)
+
+
+def save_or_rescue(save: Callable[[Path], None], path: str | os.PathLike[str], start: Path) -> None:
+    """Save the result of a training, in a folder that was there; if it cannot be written, save it to another path."""
+    path = reached_from(start, path)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save(path)
+    except (ModelError, OSError) as error:
+        import tempfile
+
+        folders = dict.fromkeys([(start / path).parent, writable_folder(), Path(tempfile.gettempdir())])
+        for folder in filter(None, folders):
+            other = _free_path(folder, _rescued_name(path))
+            try:
+                save(other)
+            except (ModelError, OSError):
+                continue
+            found = str(error) if isinstance(error, ModelError) else f"{os.fspath(path)!r}: {error.strerror or error}"
+            raise ModelError(f"{_without_advice(found)}; the trained weights are in {str(other)!r}.") from error
+        raise
+
+
+def _rescued_name(path: str | os.PathLike[str]) -> str:
+    name = Path(path).name or "model.onnx"
+    while len(os.fsencode(name)) > _LONGEST_RESCUED:
+        name = name[1:]
+    return f"unsaved-{name}"
+
+
+def _free_path(folder: Path, name: str) -> Path:
+    """Return a path that does not exist."""
+    number, found = 1, folder / name
+    while os.path.lexists(found):
+        number, found = number + 1, folder / f"{number}-{name}"
+    return found
+
+
+def _without_advice(sentence: str) -> str:
+    return sentence.removesuffix(".").removesuffix(f"; {ELSEWHERE}").partition("; the trainer keeps its weights")[0]

@@ -31,6 +31,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model_file.proto import (
     STAND_IN_DOMAIN,
+    all_nodes,
     default_opset,
     graph_skeleton,
     is_runtime_operator,
@@ -88,7 +89,7 @@ def _resize(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodeProt
     one grows, one shrinks. Each is exact, since nearest neighbours are chosen axis by axis.
     """
     attributes = _attributes(node)
-    mode = _text(attributes.get("mode", b"nearest"))
+    mode = attributes.get("mode", b"nearest")
     x, y = node.input[0], node.output[0]
     nodes: list[NodeProto] = []
     known: np.ndarray | None
@@ -98,7 +99,7 @@ def _resize(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodeProt
     else:
         scales = node.input[1]
         known = _constant_value(graph, scales)
-    if mode != "nearest" or node.op_type == "Upsample" or (known is not None and bool((known >= 1).all())):
+    if mode != b"nearest" or node.op_type == "Upsample" or (known is not None and bool((known >= 1).all())):
         return [*nodes, _asymmetric(node.name, x, scales, y, mode, "floor")]
     if known is not None and bool((known <= 1).all()):
         return [*nodes, _asymmetric(node.name, x, scales, y, mode, "ceil")]
@@ -113,7 +114,7 @@ def _resize(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodeProt
     ]
 
 
-def _asymmetric(name: str, x: str, scales: str, y: str, mode: str, nearest_mode: str) -> NodeProto:
+def _asymmetric(name: str, x: str, scales: str, y: str, mode: object, nearest_mode: str) -> NodeProto:
     # in the placeholder domain during the conversion, since this form is invalid before opset 13
     return onnx.helper.make_node(
         "Resize",
@@ -125,10 +126,6 @@ def _asymmetric(name: str, x: str, scales: str, y: str, mode: str, nearest_mode:
         coordinate_transformation_mode="asymmetric",
         nearest_mode=nearest_mode,
     )
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _constant(name: str, value: np.ndarray) -> NodeProto:
@@ -274,7 +271,7 @@ def _inline(proto: ModelProto, functions: Sequence[FunctionProto]) -> ModelProto
             f"The model's functions {', '.join(sorted(repr(name) for _, name in names))} pass attributes on to "
             "operators that newer opsets redefine, and import another opset than the model, so that they "
             "cannot be upgraded; export the model without functions or at a newer opset."
-        ).about(sorted(name for _, name in names)) from error
+        ).about(sorted((name for _, name in names))) from error
     _put_data_back(proto, result)
     return result
 
@@ -406,7 +403,7 @@ def _explain(model: ModelProto, minimum: int, reason: str) -> str:
     reason = reason.strip().partition("\n")[0].rsplit("failed: ", 1)[-1]
     if "no registered schema" in reason:  # a message without the operator
         reason = "the ONNX standard does not define it"
-    for node in _nodes(model.graph):
+    for node in all_nodes(model.graph):
         graph = GraphProto(name="single", node=[node])
         graph.input.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(node.input) if name)
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
@@ -423,10 +420,3 @@ def _explain(model: ModelProto, minimum: int, reason: str) -> str:
         f"The model cannot be upgraded from opset {opset} to {minimum}, which training needs: {reason}; "
         "export it at a newer opset."
     )
-
-
-def _nodes(graph: GraphProto) -> Iterable[NodeProto]:
-    for node in graph.node:
-        yield node
-        for inner in proto_subgraphs(node):
-            yield from _nodes(inner)

@@ -64,8 +64,6 @@ def _newest(known: int, sure: int, opens: Callable[[int], bool]) -> int:
 
 
 def _opens(opset: int, ir_version: int) -> bool:
-    import onnxruntime
-
     x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
     scale = helper.make_tensor("scale", onnx.TensorProto.FLOAT, [], [1.0])
     zero = helper.make_tensor("zero", onnx.TensorProto.INT8, [], [0])
@@ -76,14 +74,23 @@ def _opens(opset: int, ir_version: int) -> bool:
     ]
     graph = helper.make_graph(nodes, "probe", [x], [y], [scale, zero])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    return _refusal(model.SerializeToString()) is None
+
+
+def _refusal(model: bytes | str, *, optimized: bool = True) -> Exception | None:
+    """Return the error with which ONNX Runtime rejects a model."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # its exceptions have no common base class
-        return False
-    return True
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base class
+        return error
+    return None
 
 
 P = ParamSpec("P")
@@ -134,28 +141,17 @@ def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
 
 def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
     """Return the reason why ONNX Runtime rejects a model; ``None`` if it accepts it, or the reason is unclear."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
     try:
         given = model.SerializeToString() if isinstance(model, ModelProto) else os.fspath(model)
     except Exception:  # more than 2 GiB
         return None
-    try:
-        onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common base class
-        return _reason(str(error))
-    return None
+    error = _refusal(given, optimized=False)
+    if error is None:
+        return None
+    reason = re.sub(_PREFIX, "", " ".join(str(error).split())).rstrip(". ")
+    return None if not reason or re.search(_UNKNOWN, reason) else reason[:400]
 
 
 _PREFIX = r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(This is an invalid model\. )?"
 _UNKNOWN = r"not a registered function/op|No opset import for domain|external data|bad_alloc|memory"
-
-
-def _reason(text: str) -> str | None:
-    """Return the first sentence of an ONNX Runtime error; ``None`` if it is not about the model's validity."""
-    reason = re.sub(_PREFIX, "", " ".join(text.split())).rstrip(". ")
-    return None if not reason or re.search(_UNKNOWN, reason) else reason[:400]
+"""Errors that are not about the model's validity."""

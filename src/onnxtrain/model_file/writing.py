@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -281,6 +281,14 @@ class AtomicFiles:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """Write whole files: all of them, or none."""
+    with AtomicFiles() as files:
+        for path, content in contents.items():
+            with files.create(path) as file:
+                file.write(content)
 
 
 def _temporary_path(file: Path, key: str) -> Path:

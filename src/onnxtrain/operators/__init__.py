@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnxtrain.graph.upstream.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
 from onnxtrain.errors._internal import public_names
-from onnxtrain.operators.body import emit
+from onnxtrain.operators.evaluation import emit
 from onnxtrain.operators.nodes import infer_optimizer_types
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import OPTIMIZERS

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .body import emit as emit
+from .evaluation import emit as emit
 from .nodes import infer_optimizer_types as infer_optimizer_types
 from .optimizer import Optimizer as Optimizer
 from .registry import Entry

@@ -60,12 +60,13 @@ class Measure(ABC):
         """Compute f(z)."""
 
     @abstractmethod
-    def derivative(self, z: Any) -> Any:
-        """Compute f'(z)."""
-
     def inverse_derivative(self, z: Any) -> tuple[Any, Any]:
         """Return (h, factor) with factor * h = 1 / f'(z), scaled so that h does not overflow."""
-        return 1 / self.derivative(z), 1.0
+
+    def derivative(self, z: Any) -> Any:
+        """Compute f'(z)."""
+        h, factor = self.inverse_derivative(z)
+        return 1 / (factor * h)
 
     def of(self, u: ArrayLike) -> np.ndarray:
         """Compute g(u)."""
@@ -103,9 +104,6 @@ class LogSum(Measure):
     def value(self, z: Any) -> Any:  # noqa: D102 (documented by the base class)
         return np.log(z + self.epsilon)
 
-    def derivative(self, z: Any) -> Any:  # noqa: D102
-        return 1 / (z + self.epsilon)
-
     def inverse_derivative(self, z: Any) -> tuple[Any, Any]:  # noqa: D102
         return z + self.epsilon, 1.0
 
@@ -140,9 +138,6 @@ class PNorm(Measure):
     def value(self, z: Any) -> Any:  # noqa: D102
         return z**self.exponent
 
-    def derivative(self, z: Any) -> Any:  # noqa: D102
-        return self.exponent * z ** (self.exponent - 1)
-
     def inverse_derivative(self, z: Any) -> tuple[Any, Any]:  # noqa: D102
         return z ** (1 - self.exponent), 1 / self.exponent
 
@@ -159,9 +154,6 @@ class Arctan(Measure):
     def value(self, z: Any) -> Any:  # noqa: D102
         return np.arctan(z / self.epsilon)
 
-    def derivative(self, z: Any) -> Any:  # noqa: D102
-        return self.epsilon / (z * z + self.epsilon**2)
-
     def inverse_derivative(self, z: Any) -> tuple[Any, Any]:  # noqa: D102
         return z * z + self.epsilon**2, 1 / self.epsilon
 
@@ -177,9 +169,6 @@ class GemanMcClure(Measure):
 
     def value(self, z: Any) -> Any:  # noqa: D102
         return z / (z + self.epsilon)
-
-    def derivative(self, z: Any) -> Any:  # noqa: D102
-        return self.epsilon / ((z + self.epsilon) * (z + self.epsilon))
 
     def inverse_derivative(self, z: Any) -> tuple[Any, Any]:  # noqa: D102
         return (z + self.epsilon) * (z + self.epsilon), 1 / self.epsilon
@@ -200,9 +189,6 @@ class Exponential(Measure):
     def value(self, z: Any) -> Any:  # noqa: D102
         return 1 - np.exp(-z / self.epsilon)
 
-    def derivative(self, z: Any) -> Any:  # noqa: D102
-        return np.exp(-z / self.epsilon) / self.epsilon
-
     def inverse_derivative(self, z: Any) -> tuple[Any, Any]:  # noqa: D102
         largest = np.max(z, initial=0.0)
         return np.exp((z - largest) / self.epsilon), self.epsilon * np.exp(largest / self.epsilon)
@@ -221,11 +207,6 @@ class Tanh(Measure):
 
     def value(self, z: Any) -> Any:  # noqa: D102
         return np.tanh(z / self.epsilon)
-
-    def derivative(self, z: Any) -> Any:  # noqa: D102
-        # 1 / cosh² without overflow
-        decay = np.exp(-2 * (z / self.epsilon))
-        return 4 * decay / ((1 + decay) * (1 + decay)) / self.epsilon
 
     def inverse_derivative(self, z: Any) -> tuple[Any, Any]:  # noqa: D102
         largest = np.max(z, initial=0.0)
@@ -285,6 +266,7 @@ def register_measure(name: str, function: Any, *, largest: float = 10.0) -> None
         "domain": "none",
         "__doc__": getattr(function, "__doc__", None),
         "check": lambda self: None,
+        "inverse_derivative": lambda self, z: (1 / derivative(z), 1.0),
         "derivative": lambda self, z: derivative(z),
         "value": lambda self, z: _no_value(name) if value is None else value(z),
     }

@@ -7,8 +7,9 @@ import onnx_ir as ir
 from onnxtrain.errors import OperatorError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.shapes import register_inference
-from onnxtrain.operators.body import describe
+from onnxtrain.graph.value import attributes_of
 from onnxtrain.operators.checks import check_output_count, check_scalars, check_variable, group
+from onnxtrain.operators.evaluation import describe
 from onnxtrain.operators.measures import BUILT_IN
 from onnxtrain.operators.registry import find
 
@@ -72,11 +73,6 @@ def has_kernel(node: ir.Node) -> bool:
     """Return whether native kernels implement an optimizer node; they lack registered measures."""
     measure = node.attributes.get("measure")
     return measure is None or measure.as_string() in BUILT_IN
-
-
-def attributes_of(node: ir.Node) -> dict[str, object]:
-    """Return the attributes of a node by name."""
-    return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 register_inference(infer_optimizer_types, name_skipped_outputs)

@@ -75,9 +75,7 @@ class Optimizer:
         name, index = _item(label)
         value = getattr(self, name)
         if attribute.kind is str and name != attribute.name:
-            if not isinstance(value, bool):
-                raise OptionError(f"{type(self).__name__}: {name} is {value!r}, but must be True or False.")
-            return label, attribute.choices[value]
+            return label, _choice(type(self), attribute, name, value)
         return label, value if index is None else _pair(type(self), name, value)[index]
 
     @property
@@ -164,9 +162,7 @@ def _settings_of(cls: type[Optimizer], argument: str, value: Any) -> Iterator[tu
         if index is not None:
             yield attribute.name, _pair(cls, argument, value)[index]
         elif attribute.kind is str:
-            if not isinstance(value, bool):
-                raise OptionError(f"{name}: {argument} is {value!r}, but must be True or False.")
-            yield attribute.name, attribute.choices[value]
+            yield attribute.name, _choice(cls, attribute, argument, value)
         elif familiar != argument:
             if not _is_number(value):
                 raise OptionError(f"{name}: {argument} is {value!r}, but must be a number.")
@@ -181,6 +177,13 @@ def _settings_of(cls: type[Optimizer], argument: str, value: Any) -> Iterator[tu
             f"{name} has no setting {argument!r}; its settings are {', '.join(names)}.{suggestion(argument, names)}"
         )
     yield argument, value
+
+
+def _choice(cls: type[Optimizer], attribute: Attribute, name: str, value: Any) -> str:
+    """The mode that a field which is True or False chooses."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{cls.__name__}: {name} is {value!r}, but must be True or False.")
+    return attribute.choices[value]
 
 
 def _is_on(cls: type[Optimizer], attribute: Attribute, value: Any) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.value import behind, dimensions, is_float
-from onnxtrain.model_file.embedded_weights import CONSTANT, LITERAL
+from onnxtrain.model_file.embedded_weights import EMBEDDED
 from onnxtrain.parameters import fixed_values
 from onnxtrain.parameters.exporters import NameOrigin, gives, origin
 from onnxtrain.parameters.exporters.pytorch import (
@@ -32,6 +32,7 @@ from onnxtrain.parameters.exporters.pytorch import (
     is_declared_parameter,
     is_folded_constant,
 )
+from onnxtrain.parameters.exporters.torchscript import is_literal_node
 from onnxtrain.parameters.names import last_word, means
 from onnxtrain.parameters.readers import (
     OPERAND_OF,
@@ -70,10 +71,14 @@ _SCALAR: Final = Decision("a scalar of the computation")
 _PREPROCESSING: Final = Decision("mean or deviation of preprocessing")
 _CODE: Final = "a tensor written in the model's code, by its name"
 
+_LITERAL: Final = "a literal"
+_CONSTANT: Final = "a constant"
+"""Kind of a tensor that is neither an initializer of the file nor a literal."""
+
 _DECLARED: Final = {
     "BUFFER": "a buffer of a PyTorch module",
     "CONSTANT_TENSOR": "a tensor written in the model's code",
-    LITERAL: _CODE,
+    _LITERAL: _CODE,
     "folded": "computed from constants by the exporter",
 }
 
@@ -113,10 +118,11 @@ class Tensor:
         self._is_layers = any(not is_lookup(reader) for reader in weighing)
         self._is_read = self._is_layers or any(is_lookup(reader) or is_bias(reader) for reader in self._before)
         self.has_angles = not self.is_declared and _only_angles(value, functions, self._before)
-        kind = "folded" if is_folded_constant(value) else declared_kind(value)
+        self.kind = _kind(value)
         # No code writes the weights of a recurrent layer as a literal.
         is_recurrent = any(node.op_type in ("LSTM", "GRU", "RNN") and at in (1, 2, 3, 7) for node, at in self._before)
-        self.kind = "" if kind == LITERAL and is_recurrent else kind
+        if self.kind == _LITERAL and is_recurrent:
+            self.kind = ""
 
     @cached_property
     def readers(self) -> list[Reader]:
@@ -187,7 +193,7 @@ def classify(tensor: Tensor, rotary: set[ir.Value]) -> tuple[Decision, str]:
             reason = _called(tensor) or reason  # a name that says the same says it in fewer words
         reason = reason or _by_name(tensor)
         found = Decision(reason) if reason else _scalar(tensor) if tensor.is_scalar else _learned(tensor)
-    if tensor.kind == CONSTANT and tensor.is_scalar and not _is_weight_of_layer(tensor):
+    if tensor.kind == _CONSTANT and tensor.is_scalar and not _is_weight_of_layer(tensor):
         return Decision(found.reason or _SCALAR.reason), ""  # one value in a node or body is a number of a formula
     declared = _DECLARED.get(tensor.kind, "")
     return (Decision(declared) if declared and (found.open or not found.reason) else found), ""
@@ -313,6 +319,16 @@ def _scalar(tensor: Tensor) -> Decision:
 
 def _number(tensor: Tensor) -> float | None:
     return None if tensor.array is None else float(tensor.array.reshape(-1)[0])
+
+
+def _kind(value: ir.Value) -> str:
+    """Return what the file says of a tensor, by its record or its place; "" where it does not."""
+    if is_folded_constant(value):
+        return "folded"
+    embedded = value.metadata_props.get(EMBEDDED)
+    if embedded is None:
+        return declared_kind(value)
+    return _LITERAL if is_literal_node(embedded) else _CONSTANT
 
 
 def is_scalar(value: ir.Value) -> bool:
@@ -506,8 +522,7 @@ def _is_filled_state(array: np.ndarray, readers: Sequence[Reader]) -> bool:
 
 def _is_one_state(array: np.ndarray, node: ir.Node) -> bool:
     """Return whether all examples of a batch share an initial state."""
-    layout = node.attributes["layout"].as_int() if "layout" in node.attributes else 0
-    return array.ndim == 3 and array.shape[0 if layout else 1] == 1
+    return array.ndim == 3 and array.shape[0 if node.attributes.get_int("layout", 0) else 1] == 1
 
 
 def _meets_softmax(reader: Reader) -> bool:

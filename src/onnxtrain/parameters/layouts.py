@@ -160,7 +160,7 @@ def _roles(node: ir.Node, index: int, rank: int) -> str | None:
     if operator == "Einsum":
         return _einsum_roles(node, index)
     if is_lookup((node, index)):
-        axis = node.attributes["axis"].as_int() % rank if "axis" in node.attributes else 0
+        axis = node.attributes.get_int("axis", 0) % rank
         return "".join("i" if position == axis else "o" for position in range(rank))
     outputs_last = index == 1 and operator not in _STACKED
     if index < 2 and reads_transposed(node, index):

@@ -15,8 +15,8 @@ from onnxtrain.parameters.exporters import NameOrigin, bare, module_of, origin_o
 from onnxtrain.parameters.readers import Functions, arrivals, role_of
 
 Meaning = Literal["table", "transform", "mask", "scalar", "statistic", "preprocessing", "learned"]
-"""What authors call tensors: by position, for spectrograms, masks, fixed numbers, averages, means and deviations of the
-data, and trainable scalars such as temperatures, slopes and gates."""
+"""Kinds of tensors with usual names: tables of positions, matrices of spectrograms, masks, fixed scalars, running
+statistics, means and deviations of the data, and trainable scalars such as temperatures, slopes and gates."""
 
 _WORDS: Final[dict[Meaning, str]] = {
     "table": (

@@ -239,7 +239,7 @@ _INPUTS = {
     "com.microsoft.QLinearMul": "integers, scale, zero, integers",
     "com.microsoft.QMoE": f"x, router, integers, {SCALE}, offset, integers, {SCALE}, offset, integers, {SCALE}",
 }
-"""What operators read, input by input: weights, biases, scales and biases of normalizations (affine), tables of
+"""Inputs of operators by what they hold: weights, biases, scales and biases of normalizations (affine), tables of
 lookups, integers of quantized weights, initial states, settings in words of several parts, and data by other names."""
 
 _PURPOSES = {
@@ -359,7 +359,7 @@ def quantized_weights(graph: ir.Graph) -> dict[str, int]:
         reader = next((reader for reader in readers if _purpose(reader) == "integers"), None)
         if reader is not None:
             node = reader[0]
-            bits = node.attributes["bits"].as_int() if "bits" in node.attributes else 4
+            bits = node.attributes.get_int("bits", 4)
             is_packed = node.op_type in ("GatherBlockQuantized", "MatMulNBits") and value.dtype == ir.DataType.UINT8
             found[name] = tensor.size * 8 // bits if is_packed else tensor.size
         elif value.dtype in INTEGERS and any(is_linear(one) or _is_scaled(*one) for one in readers):

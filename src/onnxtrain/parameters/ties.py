@@ -1,8 +1,11 @@
-"""Shared weights: keep copies tied, or give each reader of a merged initializer its own."""
+"""Shared weights: keep copies tied, give each reader of a merged initializer its own, train repeated rows as one.
+
+An exporter repeats a token, such as that of a class, for each example of a fixed batch: equal rows are one parameter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,13 +13,19 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
+from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
+from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.patterns import matches, no_match, pattern_list
+from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.parameters.exporters import module_of
+from onnxtrain.parameters.exporters.pytorch import is_declared_parameter
 from onnxtrain.parameters.fixed_values import has_one_value
 from onnxtrain.parameters.names import role_in_module
 from onnxtrain.parameters.readers import SHAPE_ONLY, is_statistic, role_of
+from onnxtrain.parameters.stored import as_stored
 
 _FLOATING = (
     onnx.TensorProto.FLOAT,
@@ -46,7 +55,9 @@ def untied(
             if not matches(pattern, *shared):
                 raise OptionError(no_match("untie", pattern, "initializer that several nodes share", shared))
     if chosen:
-        chosen &= {*trained(file), *(name for name in chosen if _is_any_statistic(file.proto.graph, shared[name]))}
+        graph = file.proto.graph
+        statistics = {name for name in chosen if any(_is_statistic(graph, *reader) for reader in shared[name])}
+        chosen &= statistics.union(trained(file))
     if not chosen:
         return file
     proto = file.whole()
@@ -73,9 +84,9 @@ def copy_name(name: str, node: onnx.NodeProto, position: int, number: int) -> st
         ('encoder.layer.1.norm.bias', 'layer.0.norm_2.bias')
     """
     module = module_of(node.name, {entry.key: entry.value for entry in node.metadata_props})
-    path, _, word = name.rpartition(".")
     if module:
-        return f"{module}.{role_in_module(node.op_type, position) or (word if path else '') or 'weight'}"
+        word = name.rpartition(".")[2] if "." in name else "weight"
+        return f"{module}.{role_in_module(node.op_type, position) or word}"
     return _numbered(name, number)
 
 
@@ -83,10 +94,6 @@ def _numbered(name: str, number: int) -> str:
     """Insert a number before the last word of a name, so that patterns such as ``*.bias`` still match."""
     path, _, word = name.rpartition(".")
     return f"{path}_{number}.{word}" if path else f"{name}_{number}"
-
-
-_ReaderKey = tuple[int, str]
-"""Index of a node, and the role of the input for a normalization."""
 
 
 def _shared(graph: onnx.GraphProto) -> dict[str, list[tuple[int, int]]]:
@@ -107,7 +114,7 @@ def _shared(graph: onnx.GraphProto) -> dict[str, list[tuple[int, int]]]:
     return {name: found for name, found in readers.items() if len({_reader_key(graph, *r) for r in found}) > 1}
 
 
-def _reader_key(graph: onnx.GraphProto, index: int, position: int) -> _ReaderKey:
+def _reader_key(graph: onnx.GraphProto, index: int, position: int) -> tuple[int, str]:
     """Return the key of a reader: inputs of a normalization differ, the two operands of a matmul do not."""
     return index, role_of(graph.node[index].op_type, position)
 
@@ -117,14 +124,10 @@ def _is_statistic(graph: onnx.GraphProto, index: int, position: int) -> bool:
     return is_statistic(graph.node[index].op_type, position)
 
 
-def _is_any_statistic(graph: onnx.GraphProto, readers: list[tuple[int, int]]) -> bool:
-    return any(_is_statistic(graph, *reader) for reader in readers)
-
-
 def _copy(
     graph: onnx.GraphProto, name: str, readers: list[tuple[int, int]], taken: set[str], array: np.ndarray
 ) -> None:
-    own_names: dict[_ReaderKey, str] = {}
+    own_names: dict[tuple[int, str], str] = {}
     for index, position in sorted(readers, key=lambda reader: _is_statistic(graph, *reader)):
         slot = _reader_key(graph, index, position)
         if slot not in own_names:
@@ -312,3 +315,89 @@ def compute_copies(model: ir.Model, copies: Sequence[Copy]) -> None:
         graph.extend(nodes)
     else:
         graph.insert_before(first, nodes)
+
+
+def find_repeated(model: ir.Model, size: int | None) -> list[Copy]:
+    """Find initializers that hold one tensor for each example: equal rows along the batch axis of their readers."""
+    if size is None or size < 2:
+        return []
+    graph, found = model.graph, []
+    axes: BatchAxes | None = None
+    for name, value in graph.initializers.items():
+        for rows in _candidates(value, size):
+            axes = axes or BatchAxes.of_inputs(graph, size).follow(graph)
+            if _counts_examples(value, BatchAxis(rows.axis, (rows.before, ())), axes):
+                found.append(Copy(name, name, transposed=False, rows=rows))
+                break
+    return found
+
+
+def declared_learned(model: ir.Model, repeated: Iterable[Copy]) -> list[str]:
+    """Return the names of repeated tensors that are parameters by the exporter's record."""
+    values = model.graph.initializers
+    return [copy.name for copy in repeated if is_declared_parameter(values[copy.name], repeated=True)]
+
+
+def _candidates(value: ir.Value, size: int) -> Iterator[Rows]:
+    """Iterate over the axes along which a tensor has as many equal rows as there are examples."""
+    shape, tensor = dimensions(value), value.const_value
+    if tensor is None or not is_float(value) or not shape or 0 in shape:
+        return
+    for axis, length in enumerate(shape):
+        if not isinstance(length, int) or length % size:
+            continue
+        for before in (number for number in range(1, length // size + 1) if length // size % number == 0):
+            rows = Rows(axis, before, size)
+            if rows.are_equal(as_stored(tensor)):
+                yield rows
+
+
+def _counts_examples(value: ir.Value, start: BatchAxis, axes: BatchAxes) -> bool:
+    """Return whether an axis of a value is the batch axis wherever its readers combine it with examples."""
+    own, pending, agreed = BatchAxes({value: start}, axes.size), [value], False
+    while pending:
+        current = pending.pop()
+        if current.is_graph_output():
+            return False
+        for node, _ in current.uses():
+            if node.op_type in SHAPE_ONLY:
+                continue
+            if any(subgraphs(node)):
+                return False
+            made = [output for output in node.outputs if output.uses() or output.is_graph_output()]
+            found = dict(zip(node.outputs, own.of_outputs(node), strict=True))
+            if any(found[output] is None for output in made):
+                return False
+            if any(other in axes for other in node.inputs if other is not None):
+                if any(axes.get(output) != found[output] for output in made):
+                    return False
+                agreed = True
+                continue
+            pending += [output for output in made if output not in own]
+            own.update({output: axis for output in made if (axis := found[output]) is not None})
+    return agreed
+
+
+def train_as_one(model: ir.Model, repeated: Iterable[Copy]) -> None:
+    """Replace tensors by the one row that they repeat, expanded for their readers, in place: gradients are summed."""
+    graph = model.graph
+    for name, _, _, rows in repeated:
+        assert rows is not None
+        value = graph.initializers.pop(name)
+        shape = tuple(int(size) for size in dimensions(value) or () if isinstance(size, int))
+        assert value.const_value is not None
+        value.name = None
+        tensor = ir.tensor(rows.first(np.asarray(value.const_value.numpy())), name=name)
+        one = ir.val(name, const_value=tensor, metadata_props=dict(value.metadata_props))
+        graph.register_initializer(one)
+        op = Builder(graph, graph.opset_imports[""], before=next(iter(graph)))
+        op.scope = f"rows of {name}"
+        x = op.wrap(one)
+        apart = rows.apart(shape)
+        if len(apart) != len(shape):
+            x = op.Reshape(x, op.ints(*apart[: rows.axis + 1], 1, *apart[rows.axis + 2 :]))
+        x = op.Expand(x, op.ints(*apart)).with_shape(apart)
+        if len(apart) != len(shape):
+            x = op.Reshape(x, op.ints(*shape))
+        x.with_shape(shape)
+        value.replace_all_uses_with(x.ir, replace_graph_outputs=True)

@@ -1,20 +1,25 @@
-"""Bind arrays to the native optimizer kernels: checked once, updated in place by many steps."""
+"""Bind arrays to the native optimizer kernels: checked once, updated in place by many steps.
+
+Arguments are checked here, since C would wrap integers and cut strings that do not fit.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
+import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
 
 from onnxtrain.errors import OperatorError
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
-from onnxtrain.runtime import arguments, native
+from onnxtrain.runtime import native
 
 _TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
 
@@ -47,7 +52,7 @@ class Bound:
 
     def __init__(self, parameters: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any] = ()) -> None:
         parameters, gradients, states = (
-            arguments.arrays(name, values)
+            _list(name, values)
             for name, values in (("parameters", parameters), ("gradients", gradients), ("states", states))
         )
         count = len(parameters)
@@ -111,13 +116,13 @@ class Bound:
             OperatorError: An argument is out of range, or the optimizer needs another number of states.
         """
         schema, name = entry.schema, entry.schema.name.lower()
-        threads = arguments.integer(f"{name}: threads", threads, 1, 2**31 - 1)
-        rate = arguments.wide_number(f"{name}: learning_rate", learning_rate)
+        threads = _integer(f"{name}: threads", threads, 1, 2**31 - 1)
+        rate = _wide_number(f"{name}: learning_rate", learning_rate)
         step = 0
         if schema.counted:
             if "step" not in given:
                 raise TypeError(f"{name} needs the argument step, the number of the step.")
-            step = arguments.integer(f"{name}: step", given.pop("step"), -(2**63), 2**63 - 1)
+            step = _integer(f"{name}: step", given.pop("step"), -(2**63), 2**63 - 1)
         attributes, groups = self._attributes(entry, given)
         if self._count and groups != self._groups:
             raise OperatorError(
@@ -161,9 +166,9 @@ class Bound:
                     )
                 item.text = b""
             elif attribute.kind is str:
-                item.text = arguments.text(label, values[attribute.name])
+                item.text = _text(label, values[attribute.name])
             else:
-                item.number = arguments.number(label, values[attribute.name])
+                item.number = _number(label, values[attribute.name])
             rounded[attribute.name] = item.number if attribute.kind is float else values[attribute.name]
         found = attributes, len(schema.used_states(rounded))
         self._last = entry, kinds, dict(given), found
@@ -256,7 +261,7 @@ _lock = threading.RLock()  # reentrant: a weakref callback may fire within these
 def bound(parameters: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any] = ()) -> Bound:
     """Bind arrays; return the cached :class:`Bound` if an earlier call had the same objects."""
     lists = [
-        arguments.arrays(name, values)
+        _list(name, values)
         for name, values in (("parameters", parameters), ("gradients", gradients), ("states", states))
     ]
     arrays = [array for values in lists for array in values]
@@ -299,3 +304,79 @@ def _seen(array: Any) -> tuple[Any, ...] | None:
         return array.data_ptr(), array.shape, array.dtype, array.stride(), array.device, array.requires_grad
     except (AttributeError, TypeError, RuntimeError):
         return None
+
+
+_INFINITE = 2.0**128 - 2.0**103
+"""Smallest value that rounds to infinity in float32."""
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    """Return ``value`` as an integer from ``low`` to ``high``."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise OperatorError(
+            f"{name} is {_shown(value)}: it must be an integer from {_power(low)} to {_power(high)}."
+        ) from None
+    if number < low:
+        raise OperatorError(f"{name} is {_shown(number)}: it must be {_power(low)} or more.")
+    if number > high:
+        raise OperatorError(f"{name} is {_shown(number)}: it must be at most {_power(high)}.")
+    return number
+
+
+def _wide_number(name: str, value: Any) -> float:
+    """Return ``value`` as float64."""
+    fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    try:
+        number = float(value) if fits else math.nan
+    except OverflowError:
+        number, fits = math.nan, False
+    if not fits or (math.isinf(number) and not np.isinf(value)):
+        raise OperatorError(f"{name} is {_shown(value)}: it must be a number that float64 holds.")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    """Return ``value`` as float64 after a check that float32, the type of ONNX attributes, can hold it."""
+    found = _wide_number(name, value)
+    if math.isfinite(found) and abs(found) >= _INFINITE:
+        raise OperatorError(
+            f"{name} is {found!r}: its magnitude must be at most 3.402823e+38, since it is stored as float32."
+        ).about(name, got=found)
+    return found
+
+
+def _text(name: str, value: Any) -> bytes:
+    """Return ``value`` as bytes without NUL, which C would take for the end."""
+    if not isinstance(value, str):
+        raise OperatorError(f"{name} is {_shown(value)}: it must be a string.")
+    if "\0" in value:
+        raise OperatorError(f"{name} is {_shown(value)}: it must be a string without NUL.")
+    return value.encode(errors="backslashreplace")
+
+
+def _list(name: str, values: Any) -> list[Any]:
+    """Return ``values`` as a list."""
+    if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
+        raise OperatorError(f"{name} is {_shown(values)}: it must be a list of arrays.")
+    try:
+        return list(values)
+    except TypeError:  # a 0-d array has __iter__ but refuses to iterate
+        raise OperatorError(f"{name} is {_shown(values)}: it must be a list of arrays.") from None
+
+
+def _shown(value: Any) -> str:
+    """Format a value for a message: shortened, or its type for arrays and other objects."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 64:
+        return f"an integer of {value.bit_length()} bits"  # repr() raises ValueError on very long integers
+    if isinstance(value, (bool, int, float, str, bytes, type(None), np.generic)):
+        shown = ascii(value) if isinstance(value, str) else repr(value)
+        return shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return f"of type {type(value).__name__}"
+
+
+def _power(bound: int) -> str:
+    return {2**63 - 1: "2**63 - 1", -(2**63): "-2**63", 2**31 - 1: "2**31 - 1"}.get(bound, str(bound))

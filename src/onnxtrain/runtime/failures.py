@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import DataError, OnnxTrainError, StepError
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import Value, dimensions
+from onnxtrain.graph.operands import Value
+from onnxtrain.graph.value import dimensions
 
 _MEBIBYTE = 2**20
 

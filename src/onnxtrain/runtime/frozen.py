@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.upstream.sessions import in_place, packed, share_initializers
-from onnxtrain.model_file.external import DataFiles, DataTensor, locate
+from onnxtrain.model_file.external import DataFiles, DataTensor, drop_location, locate
 
 _LARGE = 1 << 16
 """Smallest size in bytes of a tensor passed by address; smaller ones stay in the model, for shape inference."""
@@ -139,15 +138,14 @@ def _raw(tensor: ir.ExternalTensor, files: DataFiles) -> np.ndarray[Any, Any]:
     """Return the bytes of an external tensor."""
     if isinstance(tensor, DataTensor):
         return np.frombuffer(tensor.raw_bytes(), np.uint8)
-    return np.frombuffer(files.bytes(locate(ir.serde.serialize_tensor(tensor), Path(tensor.base_dir or "."))), np.uint8)
+    return np.frombuffer(files.bytes(locate(ir.serde.serialize_tensor(tensor), tensor.base_dir or ".")), np.uint8)
 
 
 def _in_memory(tensor: ir.ExternalTensor, files: DataFiles) -> ir.TensorProtocol:
     """Return a copy of an external tensor that contains its data."""
     proto = ir.serde.serialize_tensor(tensor)
     proto.raw_data = _raw(tensor, files).tobytes()
-    proto.ClearField("external_data")
-    proto.ClearField("data_location")
+    drop_location(proto)
     return ir.serde.deserialize_tensor(proto)
 
 
@@ -171,8 +169,7 @@ def lift_large_constants(model: ir.Model, is_large: Callable[[ir.TensorProtocol]
         while name in names:
             name += "_"
         names.add(name)
-        new = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
-        new.const_value = tensor
+        new = ir.val(name, const_value=tensor)
         ir.convenience.replace_all_uses_with(value, new)
         node = value.producer()
         if node is not None and node.graph is not None:

@@ -1,14 +1,24 @@
-"""Find and load the library of native kernels; without it, standard operators do all work."""
+"""The native libraries: kernels, without which standard operators do all work, and CUDA optimizer kernels.
+
+Sessions whose first provider is CUDA use the second one, and update parameters with standard operators without it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from onnxtrain.errors import OnnxTrainError
+import numpy as np
+
+from onnxtrain.errors import OnnxTrainError, OptionError, StepError
 
 
 def library_name(platform: str) -> str:
@@ -16,7 +26,8 @@ def library_name(platform: str) -> str:
     return "libonnxtrain_kernels" + {"darwin": ".dylib", "win32": ".dll"}.get(platform, ".so")
 
 
-_LIBRARY = Path(__file__).resolve().parent.parent / "lib" / library_name(sys.platform)
+_FOLDER = Path(__file__).resolve().parent.parent / "lib"
+_LIBRARY = _FOLDER / library_name(sys.platform)
 
 
 class Tensors(ctypes.Structure):
@@ -127,3 +138,115 @@ def instruction_set() -> str:
 def multiplies_bfloat16() -> bool:
     """Return whether the kernels multiply bfloat16 in hardware, faster than float32."""
     return bool(library().onnxtrain_multiplies_bfloat16())
+
+
+CUDA_VARIABLE = "ONNXTRAIN_CUDA_LIBRARY"
+"""Environment variable with the path of the library, for a library outside the package."""
+
+HOW_TO_GET_CUDA = (
+    "build it on a machine with nvcc by `cmake -S . -B build -DONNXTRAIN_CUDA=ON && cmake --build build` and give its "
+    f"path in the environment variable {CUDA_VARIABLE}, or leave kernels out to update with standard operators"
+)
+
+
+class CudaUpdates(NamedTuple):
+    """The optional library of CUDA optimizer kernels, built on request (docs/devices.md), that was loaded."""
+
+    path: Path
+    operators: frozenset[str]
+
+
+def cuda_in_package() -> Path:
+    """Return the path of the library in an installation that was built with it."""
+    return _FOLDER / library_name(sys.platform).replace("kernels", "cuda")
+
+
+def find_cuda() -> CudaUpdates | None:
+    """Load the library that the environment variable names, or that of the package; return ``None`` without either."""
+    named = os.environ.get(CUDA_VARIABLE)
+    if named:
+        path, whose = Path(named), f"The environment variable {CUDA_VARIABLE} names {named!r}"
+        if not path.is_file():
+            raise OptionError(f"{whose}, which is not a file; {HOW_TO_GET_CUDA}.").about(CUDA_VARIABLE, got=named)
+        found, reason = _load_cuda(path.resolve())
+        if found is None:
+            raise OptionError(
+                f"The environment variable {CUDA_VARIABLE} names {named!r}, which cannot be loaded: {reason}."
+            ).about(CUDA_VARIABLE, got=named)
+        return found
+    path = cuda_in_package()
+    return _load_cuda(path)[0] if path.is_file() else None
+
+
+@functools.cache
+def _load_cuda(path: Path) -> tuple[CudaUpdates | None, str]:
+    """Return the library, or ``None`` and the reason; warn once where the library in the package fails to load."""
+    try:
+        operators = ctypes.CDLL(str(path)).onnxtrain_cuda_operators
+    except (OSError, AttributeError) as error:
+        if path == cuda_in_package():
+            warnings.warn(
+                f"onnxtrain's CUDA library cannot be loaded, standard operators update the parameters: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return None, str(error)
+    operators.argtypes, operators.restype = [], ctypes.c_char_p
+    return CudaUpdates(path, frozenset(operators().decode().split())), ""
+
+
+Action = Callable[[np.ndarray], None]
+"""Replaces every element of a vector by its sum over all ranks, in place.
+
+The library calls it on the thread that runs the session, so that any communication engine can serve, and MPI is called
+from the thread that initialized it."""
+
+_TYPES = (ctypes.c_float, ctypes.c_double)
+
+
+class _Thread(threading.local):
+    """Action of the ``AllReduce`` nodes that run on this thread, and the exception it raised."""
+
+    action: Action | None = None
+    error: BaseException | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def all_reducing(action: Action) -> Iterator[None]:
+    """Run an action for each ``AllReduce`` node that executes on this thread within the block."""
+    _install()
+    _thread.action, _thread.error = action, None
+    try:
+        yield
+    except StepError:
+        if _thread.error is not None:
+            raise _thread.error from None
+        raise
+    finally:
+        _thread.action = _thread.error = None
+
+
+def _reduce(kind: int, data: int, count: int) -> int:
+    """Run the action on a C array; return 0 on success, 1 after an exception."""
+    try:
+        if _thread.action is None:
+            raise StepError("A graph with AllReduce nodes, built for distributed training, runs in a single process.")
+        pointer = ctypes.cast(data, ctypes.POINTER(_TYPES[kind]))
+        _thread.action(np.ctypeslib.as_array(pointer, (count,)))
+    except BaseException as error:  # an exception cannot pass through C
+        _thread.error = error
+        return 1
+    return 0
+
+
+@functools.cache
+def _install() -> Any:
+    """Register the callback; the returned function must live as long as the library may call it."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+    install, function = library().onnxtrain_set_all_reduce, kind(_reduce)
+    install.argtypes, install.restype = [kind], None
+    install(function)
+    return function

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
-
-if TYPE_CHECKING:
-    from onnxtrain.runtime.cuda_updates import CudaUpdates
-
+from onnxtrain.runtime import native
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -164,8 +161,6 @@ class RuntimeOptions:
         Raises:
             OptionError: ``kernels`` is True, but its library or provider is not available.
         """
-        from onnxtrain.runtime import native
-
         first = name_of(self.provider_list()[0])
         if first != CPU:
             if self.kernels and first != CUDA:
@@ -191,8 +186,6 @@ class RuntimeOptions:
         Raises:
             OptionError: Native kernels are not used, or the CPU lacks bfloat16 multiplication.
         """
-        from onnxtrain.runtime import native
-
         if not self.uses_kernels():
             raise OptionError("precision='bfloat16' needs the native kernels, which are not used here; leave it out.")
         if not native.multiplies_bfloat16():
@@ -201,7 +194,7 @@ class RuntimeOptions:
                 f"{native.instruction_set()} without it, so that bfloat16 would be slower than float32; leave it out."
             )
 
-    def updates(self) -> CudaUpdates | None:
+    def updates(self) -> native.CudaUpdates | None:
         """Return the library of CUDA updates; ``None`` if CUDA is not the first provider or the library is missing.
 
         Raises:
@@ -210,21 +203,17 @@ class RuntimeOptions:
         """
         if name_of(self.provider_list()[0]) != CUDA or self.kernels is False:
             return None
-        from onnxtrain.runtime import cuda_updates  # for that provider only
-
-        found = cuda_updates.find()
+        found = native.find_cuda()
         if found is None and self.kernels:
             raise OptionError(
                 f"kernels=True, but native kernels run on the CPU only, not on {CUDA}, and the separate library of "
-                f"CUDA updates is missing here: {cuda_updates.HOW_TO_GET_IT}."
+                f"CUDA updates is missing here: {native.HOW_TO_GET_CUDA}."
             )
         return found
 
     def session_options(self, *, kernels: bool = False) -> Any:
         """Return the ``onnxruntime.SessionOptions`` for these options."""
         import onnxruntime
-
-        from onnxtrain.runtime import native
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # errors are raised; logging would repeat them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,8 @@ from onnxtrain.lowering.training_info.check import check_training_model
 from onnxtrain.lowering.training_info.read import bindings, read_training_model, state_tensors
 from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.external import check_external_data, set_folder, with_external_data
-from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.states import StateBuffers, new_states
 from onnxtrain.runtime.step import StepSession, create_session
 
 
@@ -68,7 +68,7 @@ class TrainingSession:
         self._folder, self._names = where, list(tensors)
         self._first_value: Callable[[str], np.ndarray] = first_value
         self._model: onnx.ModelProto | None = model
-        self._write: Callable[[], onnx.ModelProto] = functools.partial(_copy, model)
+        self._write: Callable[[], onnx.ModelProto] = functools.partial(copy.deepcopy, model)
         entries = [merge_algorithm(model, index, folder=where) for index in range(len(model.training_info))]
         self._start(entries, runtime or RuntimeOptions(), states)
 
@@ -174,9 +174,3 @@ class TrainingSession:
         """Return the training model with the current states as its initializers."""
         with self._states.snapshot() as states:
             return with_external_data(fill_states(self._write(), states), self._folder)
-
-
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    return result

@@ -19,6 +19,18 @@ _clock = time.perf_counter if os.name == "nt" else time.thread_time
 """Time that this thread computes; Windows counts it in steps of 16 ms."""
 
 
+def session_of_one_thread(model: bytes, library: str | None = None) -> onnxruntime.InferenceSession:
+    """Return a session of a model on the CPU, with a library of custom operators if given."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised
+    options.intra_op_num_threads = 1
+    if library is not None:
+        options.register_custom_ops_library(library)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def times_in_turns(
     one: onnxruntime.InferenceSession,
     other: onnxruntime.InferenceSession,

@@ -24,8 +24,8 @@ from onnxtrain.lowering.training_info.recipe import Clipping
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.call_text import read_call
-from onnxtrain.operators.choice import choose_optimizer
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.registry import choose_optimizer
 from onnxtrain.parameters.ema import EMA, choose_ema
 from onnxtrain.parameters.groups import Group, listed_groups
 from onnxtrain.parameters.masks import Masks
@@ -456,7 +456,7 @@ class TrainingConfig:
         choose_distributed,
         factory=Distributed,
     )
-    form: Forms | None = None
+    forms: Forms | None = None
     """The kind and shape of targets by loss, as the data show them; ``None`` before any data."""
     weighted: bool = False
     """True where the data have one weight per example."""

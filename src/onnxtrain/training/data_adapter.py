@@ -12,39 +12,21 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from onnxtrain.data import Dataset, TensorSpec
-from onnxtrain.data.conversion import (
-    all_finite,
-    is_array_like,
-    kind_of,
-    symbol_sizes,
-    to_numpy,
-)
+from onnxtrain.data.conversion import all_finite, kind_of, symbol_sizes, to_numpy
 from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.map_dataset import ExampleSource
-from onnxtrain.data.naming import (
-    NamedColumns,
-    NoSuchArrayError,
-    column_of,
-    columns_of_table,
-    is_batch_list,
-    is_frame,
-    match_batch,
-)
+from onnxtrain.data.naming import Wanted, are_targets, split_weights, take_column, targets_by_name
 from onnxtrain.data.opening import open_dataset
 from onnxtrain.data.packing import PackedSequences
 from onnxtrain.errors import DataError
 from onnxtrain.errors.registries import Registry
-from onnxtrain.losses.base import Forms, Loss
+from onnxtrain.losses.base import Loss
 from onnxtrain.losses.heads import LossHead, tensor_spec
-from onnxtrain.losses.partial_batches import batch_axes
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.objective import Objective
-
-Adapting = Callable[[Dataset, LossHead, str | None], Dataset]
-"""Converts the targets of a dataset, or its named targets, to the form of a loss."""
 
 
 class DataAdapter:
@@ -103,7 +85,7 @@ class DataAdapter:
         arrays = _inputs_by_name(objective.inputs, inputs)
         heads, found = objective.targets, {}
         if heads:
-            given = targets_by_output(objective.heads, targets)
+            given = targets_by_name(objective.output_names, targets)
             for name, head in heads:
                 array = given[head.name]
                 if not isinstance(array, np.ndarray):
@@ -144,8 +126,7 @@ class DataAdapter:
     ) -> _Plan:
         """Return how to read batches like this one, whose targets decide the form of the losses."""
         sizes = symbol_sizes((spec, np.shape(arrays[spec.name])) for spec in objective.inputs)
-        forms = tuple(head.form_of(targets[name], sizes) for name, head in objective.targets)
-        objective = objective.with_form(forms if objective.several else next(iter(forms), None))
+        objective = objective.with_forms(tuple(head.form_of(targets[name], sizes) for name, head in objective.targets))
         plan = self._plan
         if plan is not None and plan.objective is objective and plan.names is self.names:
             return plan
@@ -177,106 +158,104 @@ class DataAdapter:
 
     def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
         """Open data for prediction; targets are optional."""
-        dataset = open_dataset(
+        return open_dataset(
             Reading.of(objective, self.folder).read(source),
             self.names.specs(objective.inputs),
             target=target,
-            target_spec=objective.heads[0].spec if objective.heads else None,
             need_target=False,
-            validate=False,
         )
-        objective.validate(dataset, labels=False)
-        return dataset
 
     def open_with_targets(
         self,
         objective: Objective,
         source: Any,
         *,
-        target: str | None,
-        sample_weight: Any,
-        learning: bool,
-        config: TrainingConfig,
+        target: str | None = None,
+        sample_weight: Any = None,
+        learning: bool = False,
+        config: TrainingConfig | None = None,
     ) -> tuple[Dataset, Objective]:
         """Open data with targets and weights, in the types that the losses read, and check all values."""
-        inputs = self.names.specs(objective.inputs)
+        if is_packed(source):
+            objective = objective.packing()
+        specs, outputs, several = self.names.specs(objective.inputs), objective.output_names, objective.several
         reading = dataclasses.replace(Reading.of(objective, self.folder), config=config, paired=self.paired)
-        source = reading.read(source)
-        source, weights = with_weights(source, sample_weight, objective.inputs)
-        if isinstance(weights, str) and isinstance(source, ExampleSource):
+        source, weights = split_weights(reading.read(source), sample_weight, len(specs))
+        column = weights if isinstance(weights, str) else None
+        if column is not None and isinstance(source, ExampleSource):
             raise DataError(
                 f"sample_weight is {weights!r}, but {source.name} has no column of weights; give the weights "
                 "themselves, one per row."
             )
-        named = weights if isinstance(weights, str) else None
-        if objective.heads:
-            adapt = self._adapt if learning else self._adapt_complete
-            dataset, forms = open_with_targets(
-                objective, source, inputs=inputs, target=target, adapted=adapt, weights=named
+        source = source if column is None else take_column(source, column, specs)
+        objective.check_batch_axes()
+        if several and target is not None:
+            raise DataError(
+                f"target={target!r} names one target, but {len(outputs)} outputs have losses; name the arrays of "
+                f"targets like the outputs: {', '.join(outputs)}."
             )
-            weighted = weights is not None or (dataset.weighted and not learning)
-            objective = objective.with_form(forms).weighting(weighted)
-        else:
-            dataset = open_dataset(source, inputs, target=target, need_target=False, validate=False)
-            objective = objective.weighting(weights is not None)
+        if outputs and isinstance(source, tuple) and len(source) == 2 and are_targets(source[1]):
+            given = targets_by_name(outputs, source[1])
+            source = (source[0], given if several else given[outputs[0]])
+        beside = [*(outputs if several else ()), *([] if column is None else [column])]
+        dataset = open_dataset(
+            source, specs, target=target, need_target=len(outputs) == 1, validate=False, others=beside
+        )
+        forms = []
+        for name, head in objective.targets:
+            dataset = self._adapted(dataset, head, name, learning=learning)
+            whole = dataset.size is not None
+            forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=whole))
+        weighted = weights is not None or (dataset.weighted and not learning)
+        objective = objective.with_forms(tuple(forms)).weighting(weighted)
         dataset = objective.accept(dataset, weights)
+        if config is not None:  # an evaluation without a trainer says this itself
+            objective.check_some_counted(dataset)
+        if learning or not outputs:
+            self.learn(dataset.columns, (target, column))
         if learning:
-            self.learn(dataset.columns, (target, named))
             self.learn_pixels(dataset.pixels)
-        elif not objective.heads:
-            self.learn(dataset.columns, (target,))
         return dataset, objective
 
-    def _adapt(self, dataset: Dataset, head: LossHead, name: str | None = None) -> Dataset:
+    def _adapted(self, dataset: Dataset, head: LossHead, name: str | None, *, learning: bool) -> Dataset:
         """Convert targets to the form of the loss; for a single loss, text labels become class indices."""
-        if name is not None:
-            return dataset.adapting(head.adapt, name)
         with self._learning:
-            labels = self._labels_for(dataset, head)
-        return dataset.adapting(lambda array: head.adapt(array, labels))
+            labels = self._labels_for(dataset, head, learning=learning) if name is None else None
+        return dataset.adapting(lambda array: head.adapt(array, labels), name)
 
-    def _labels_for(self, dataset: Dataset, head: LossHead) -> tuple[str, ...] | None:
+    def _labels_for(self, dataset: Dataset, head: LossHead, *, learning: bool) -> tuple[str, ...] | None:
         """Return the labels that convert the targets, which the first text labels decide."""
-        found = dataset.targets
-        if found is not None and self.labels is None and head.take_labels:
-            if kind_of(found.dtype) != "string":
-                self.numbered = True
-            elif self.numbered:
-                raise DataError(
-                    "the targets are text labels, but earlier data had class indices, so that the class of each label "
-                    "is unknown; give labels, or class indices, for all data."
-                )
-            elif self.expected_labels is not None:
-                self.labels = self.expected_labels
-            else:
-                orders = known_orders(dataset, head, self.recorded)
-                self.labels = learn_labels(found, head.classes, orders)
-                self._labels_are_new = True
-                self.labels_are_assumed = not is_order_known(self.labels, orders)
-        return self.labels
+        found = dataset.values()
+        if found is None or self.labels is not None or not head.take_labels:
+            return self.labels
+        if kind_of(found.dtype) != "string":
+            self.numbered = True
+            return None
+        if self.numbered:
+            raise DataError(
+                "the targets are text labels, but earlier data had class indices, so that the class of each label "
+                "is unknown; give labels, or class indices, for all data."
+            )
+        # orders that are known before training: of all classes of the model, and of the data's numbers
+        complete = [self.recorded] if self.recorded and len(self.recorded) == head.classes else []
+        orders = [*complete, *([dataset.declared_labels] if dataset.declared_labels else [])]
+        labels = self.expected_labels or self._learned_labels(found, head, orders)
+        if not learning and head.classes is not None and len(labels) < head.classes:
+            raise DataError(no_labels(labels, head.classes))
+        if self.expected_labels is None:
+            self._labels_are_new, self.labels_are_assumed = True, not is_order_known(labels, orders)
+        self.labels = labels
+        return labels
 
-    def _adapt_complete(self, dataset: Dataset, head: LossHead, name: str | None = None) -> Dataset:
-        """Convert targets like :meth:`_adapt`, but refuse to learn labels from data that lack some of the classes."""
-        with self._learning:
-            before = self.labels
-            result = self._adapt(dataset, head, name)
-            learned, classes = self.labels, head.classes
-            if before is None and learned is not None and classes is not None and len(learned) < classes:
-                self.labels = None
-                raise DataError(no_labels(learned, classes))
-            return result
+    def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        """Return the text labels of the first targets in the order of their classes."""
+        return learn_labels(found, head.classes, orders)
 
     def take_new_labels(self) -> tuple[str, ...] | None:
         """Return the labels that were learned since the last call, or ``None``."""
         with self._learning:
             new, self._labels_are_new = self._labels_are_new, False
         return self.labels if new else None
-
-
-def known_orders(dataset: Dataset, head: LossHead, recorded: Sequence[str]) -> list[Sequence[str]]:
-    """Return orders of labels that are known before training: of all classes of the model and of the data's numbers."""
-    of_model = [recorded] if recorded and len(recorded) == head.classes else []
-    return [*of_model, *([dataset.declared_labels] if dataset.declared_labels else [])]
 
 
 def is_packed(source: Any) -> bool:
@@ -337,8 +316,10 @@ def _reader(objective: Objective, names: DataNames) -> IterableDataset:
     weights = None if objective.weights is None else tensor_spec(objective.weights)
     if weights is not None and objective.batched:  # the last batch may be short
         weights = dataclasses.replace(weights, shape=(None,))
-    beside = [name for name, _ in objective.targets if name is not None] + ([] if weights is None else [weights.name])
-    reader = IterableDataset((), specs, others=beside, whole=True)
+    beside = [*(objective.output_names if objective.several else ()), *([] if weights is None else [weights.name])]
+    specs += [TensorSpec(name, np.dtype(np.float32), beside=True) for name in beside]
+    reader = IterableDataset((), Wanted(specs), whole=True)
+    reader.validate()
     for name, head in objective.targets:
         reader = reader.expecting(objective.for_any_rows(head.spec), name)
     return reader if weights is None else reader.with_weights(weights.name, weights)
@@ -354,7 +335,7 @@ def _inputs_by_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
         inputs = tuple(to_numpy(part, "an input") if isinstance(part, list) else part for part in inputs)
     elif isinstance(inputs, list):
         inputs = to_numpy(inputs, "the input")
-    found, targets = match_batch(inputs, specs, "the batch", need_target=False)
+    found, targets = Wanted(specs, need_target=False).of_batch(inputs, "the batch")
     if targets is not None:
         raise DataError(f"The batch has {len(inputs)} arrays, but the model has {len(specs)} inputs.")
     return found
@@ -364,96 +345,8 @@ def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tup
     """Return inputs, targets and weights of a batch that holds the targets, in the forms that ``fit`` takes."""
     if not isinstance(batch, Mapping | tuple):
         raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
-    batch, sample_weight = with_weights(batch, sample_weight, objective.inputs)
-    heads = objective.heads
-    if len(heads) > 1:
+    batch, sample_weight = split_weights(batch, sample_weight, len(objective.inputs))
+    if objective.several:
         inputs, targets = batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, batch)
-        return inputs, targets_by_output(heads, targets), sample_weight
-    inputs, targets = match_batch(batch, objective.inputs, "the batch")
-    return inputs, targets, sample_weight
-
-
-def open_with_targets(
-    objective: Objective,
-    source: Any,
-    *,
-    inputs: Sequence[TensorSpec],
-    target: str | None,
-    adapted: Adapting,
-    weights: str | None = None,
-) -> tuple[Dataset, Forms]:
-    """Open data with targets; return the dataset and the forms of its targets. Values are not checked yet."""
-    beside = [] if weights is None else [weights]
-    if weights is not None:
-        source = with_named(source, weights, inputs)
-    heads = objective.heads
-    axes = batch_axes(objective.model, [head.prediction for head in heads])
-    for head in heads:
-        head.check_batch_axis(axes.get(str(head.prediction.name)))
-    if len(heads) == 1:
-        (head,) = heads
-        if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
-            source = (source[0], targets_by_output(heads, source[1])[head.name])
-        dataset = open_dataset(source, inputs, target=target, validate=False, others=beside)
-        dataset = adapted(dataset, head, None)
-        return dataset, head.form_of_dataset(dataset)
-    if target is not None:
-        raise DataError(
-            f"target={target!r} names one target, but {len(heads)} outputs have losses; name the arrays of targets "
-            f"like the outputs: {', '.join(head.name for head in heads)}."
-        )
-    if isinstance(source, tuple) and len(source) == 2 and (isinstance(source[1], Mapping) or is_array_like(source[1])):
-        source = (source[0], targets_by_output(heads, source[1]))
-    names = [head.name for head in heads]
-    dataset = open_dataset(source, inputs, need_target=False, validate=False, others=[*names, *beside])
-    forms = []
-    for head in heads:
-        dataset = adapted(dataset, head, head.name)
-        forms.append(head.form_of_dataset(dataset, head.name))
-    return dataset, tuple(forms)
-
-
-def with_named(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
-    """Make weights an array of their own: move their column out of a table of inputs."""
-    if not isinstance(source, tuple) or len(source) != 2 or isinstance(source[0], Mapping):
-        return source
-    table, targets = source
-    if is_frame(table) and len(inputs) == 1:
-        keys = columns_of_table(table, "the table")
-        if weights in keys:
-            rest = {name: column_of(table, key, name) for name, key in keys.items() if name != weights}
-            features = NamedColumns(np.stack(list(rest.values()), axis=1), tuple(rest))
-            return {inputs[0].name: features, weights: column_of(table, keys[weights], weights)}, targets
-    raise NoSuchArrayError(
-        f"sample_weight is {weights!r}, but the inputs have no column of this name; give the weights themselves, or a "
-        "table with them."
-    )
-
-
-def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tuple[Any, Any]:
-    """Separate data and sample weights: the given ones, or the third item of (inputs, targets, weights)."""
-    triple = isinstance(source, tuple) and len(source) == 3
-    flat = triple and len(inputs) == 2 and all(is_array_like(part) for part in source)
-    if not triple or flat or is_batch_list(source) or isinstance(source[2], Mapping):
-        return source, weights
-    if weights is not None and not isinstance(weights, str):
-        raise DataError("The data are (inputs, targets, weights), and sample_weight is given, too; leave one out.")
-    return source[:2], source[2]
-
-
-def targets_by_output(heads: Sequence[LossHead], targets: Any) -> dict[str, Any]:
-    """Return the targets of one step by output name."""
-    if len(heads) == 1 and (isinstance(targets, np.ndarray) or not isinstance(targets, Mapping)):
-        return {heads[0].name: targets}
-    names = [head.name for head in heads]
-    if not isinstance(targets, Mapping):
-        raise DataError(
-            f"{len(heads)} outputs have losses, but the targets are a {type(targets).__name__}; give a mapping with "
-            f"{', '.join(names)}."
-        )
-    for name in names:
-        if name not in targets:
-            raise DataError(
-                f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}."
-            ).about(name, got=[*targets])
-    return {name: targets[name] for name in names}
+        return inputs, targets_by_name(objective.output_names, targets), sample_weight
+    return *Wanted(objective.inputs).of_batch(batch, "the batch"), sample_weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -19,9 +18,9 @@ from onnxtrain.lowering.training_info.algorithm import FirstValues
 from onnxtrain.lowering.training_info.build import build_entries, build_unfilled
 from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.validity import invalid_refused
-from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import device_of
 from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.runtime.states import new_states
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.features import divide
 from onnxtrain.training.objective import Objective
@@ -114,7 +113,8 @@ class Executor:
 
     def _writer(self) -> Callable[[], onnx.ModelProto]:
         """Return a function that writes the training model, and that keeps no reference to this executor."""
-        return functools.partial(_written, self._stepped, self.config)
+        stepped, config = self._stepped, self.config
+        return lambda: build_unfilled(stepped.step_spec(config))[0]
 
     def padded_session(self, rows: int) -> TrainingSession:
         """Return the session for padded batches: the same states, and a loss on the real examples alone."""
@@ -145,13 +145,13 @@ class Executor:
         objective = self.objective
         return self.step_share(objective.feeds(batch), learning_rate)
 
-    def check_loss(self, loss: float, step: int, learning_rate: float, hint: str = "") -> None:
-        """Check that the loss of a step is finite."""
+    def check_loss(self, loss: float, step: int, learning_rate: float, hint: Callable[[], str] = str) -> None:
+        """Check that the loss of a step is finite; the hint ends the sentence of the error."""
         if not math.isfinite(loss):
             cure = f"(learning rate {learning_rate:g}); lower the learning rate or clip gradients (clip_norm=1.0)."
             if not step:
                 cure = "before the first update; look for values in the data or the model that give no finite loss."
-            where = " ".join(filter(None, (self.nan_origin, hint)))
+            where = " ".join(filter(None, (self.nan_origin, hint())))
             raise NumericalError(f"The loss became {loss} at step {step} {cure} {where}".strip())
 
     def share(self, dataset: Dataset) -> Dataset:
@@ -290,10 +290,6 @@ class Executor:
 def _scaled(objective: Objective, config: TrainingConfig) -> Objective:
     """Return the objective whose micro-batches add up to the step of the whole batch."""
     return objective.scaled() if config.accumulate > 1 or config.divided else objective
-
-
-def _written(objective: Objective, config: TrainingConfig) -> onnx.ModelProto:
-    return build_unfilled(objective.step_spec(config))[0]
 
 
 def _check_options(config: TrainingConfig) -> None:

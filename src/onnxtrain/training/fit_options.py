@@ -11,8 +11,8 @@ from onnxtrain.errors import OptionError
 from onnxtrain.training.config import Flag, option
 
 if TYPE_CHECKING:
-    from onnxtrain.data.augmentation import Augment
     from onnxtrain.data.opening import Source
+    from onnxtrain.data.pipeline import Augment
     from onnxtrain.losses.heads import Metrics
     from onnxtrain.training.callbacks.base import Callback
     from onnxtrain.training.callbacks.progress import ProgressLike

@@ -19,8 +19,7 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import HALVES
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.parameters.repeated import find_repeated
-from onnxtrain.parameters.ties import choose_copies, untied, with_copies
+from onnxtrain.parameters.ties import choose_copies, find_repeated, untied, with_copies
 from onnxtrain.training.working_copy.widening import rounded_to
 
 

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtrain import __version__
-from onnxtrain.data import Batch, Dataset, IterableDataset
-from onnxtrain.data.array_dataset import undivided
-from onnxtrain.data.augmentation import augmented
+from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.base import share
 from onnxtrain.data.data_names import DataNames
-from onnxtrain.data.prefetch import Prefetch
-from onnxtrain.distributed.agreement import check_ends
-from onnxtrain.distributed.communicator import Communicator, Single
+from onnxtrain.data.pipeline import Prefetch, augmented
+from onnxtrain.distributed.communicator import Communicator, Single, check_ends
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.errors.formatting import plural
 from onnxtrain.losses.heads import HeadMetric, no_labels_left
@@ -33,24 +30,25 @@ from onnxtrain.parameters.ties import value_reader
 from onnxtrain.training.callbacks import Callback, CallbackList, TrainingState
 from onnxtrain.training.callbacks.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.callbacks.stopping import Stopping
-from onnxtrain.training.checkpoints.fingerprint import counts_epochs, describe_loop, differences, names_to_change
 from onnxtrain.training.description import (
     JSON,
-    describe_data,
+    counts_epochs,
+    describe_loop,
     describe_masks,
     describe_model,
     describe_settings,
     describe_weights,
+    differences,
+    names_to_change,
 )
 from onnxtrain.training.executor import Executor
 from onnxtrain.training.fit_options import FitOptions
 from onnxtrain.training.report.record import VALIDATION
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.schedules.learning_rate import LearningRate
-from onnxtrain.training.state import Parameters, State
+from onnxtrain.training.state import LearningRate, Parameters, State
 
 if TYPE_CHECKING:
-    from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+    from onnxtrain.training.checkpoints import CheckpointStore
     from onnxtrain.training.inference.evaluation import Evaluator
 
 
@@ -91,7 +89,7 @@ class Checkpoints:
             ).about("change")
         store = None
         if folder is not None:
-            from onnxtrain.training.checkpoints.checkpoint import CheckpointStore  # imports safetensors
+            from onnxtrain.training.checkpoints import CheckpointStore  # imports safetensors
 
             if not os.fspath(folder):
                 raise OptionError(
@@ -113,15 +111,12 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Options and objects of one call of ``fit``."""
+    """Options and objects of one call of ``fit``, without its data."""
 
     given: FitOptions
     executor: Executor
     state: State
     rate: LearningRate
-    dataset: Dataset
-    features: Dataset | None
-    validation: tuple[Dataset, Evaluator] | None
     metrics: list[HeadMetric]
     rates: Schedule
     names: DataNames
@@ -152,16 +147,22 @@ class Position:
 class Loop:
     """Run one call of ``fit``."""
 
-    def __init__(self, options: LoopOptions) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: LoopOptions,
+        dataset: Dataset,
+        validation: tuple[Dataset, Evaluator] | None,
+        features: Dataset | None,
+    ) -> None:
+        self._options, self._dataset, self._validation = options, dataset, validation
         self._executor, self._state = options.executor, options.state
         communicator = options.executor.config.parallel
         self._communicator: Communicator = communicator or Single()
-        self._shared = options.executor.share(options.features or options.dataset)
+        self._shared = options.executor.share(features or dataset)
         # rank 0 alone reads and writes checkpoints
         self._store = None if self._communicator.rank else options.checkpoints.store
         several = self._communicator.size > 1
-        self._identity = _identity(options) if several or options.checkpoints.store is not None else {}
+        self._identity = self._described() if several or options.checkpoints.store is not None else {}
         # Ranks read batches of unknown content on their own.
         self._compares = several and self._identity["data"]["content"] is None
         self._count = self._shared.batch_count(options.batch_size) if self._compares else None
@@ -186,8 +187,7 @@ class Loop:
                 "batches": self._count,
                 "epochs before": self._state.epochs,
             }
-            validation = options.validation and options.validation[0]
-            data = {"data": options.dataset, "validation": validation}
+            data = {"data": self._dataset, "validation": self._validation and self._validation[0]}
             self._executor.check_agreement({**self._identity, **asked}, data)
             if self._store is not None:
                 checkpoints.check_new()
@@ -204,7 +204,7 @@ class Loop:
         progress.bind_rate(options.rate.choose)
         progress.weights = self._state.trained
         progress.averages = Parameters(self._state.buffers, list(self._state.averages.values()))
-        progress.ema, progress.data, progress.of_tokens = options.ema, options.dataset.name, options.dataset.of_tokens
+        progress.ema, progress.data, progress.of_tokens = options.ema, self._dataset.name, self._dataset.of_tokens
         try:
             with self._stopping:
                 options.callbacks.on_fit_begin(progress)
@@ -252,7 +252,7 @@ class Loop:
             executor.send_signal(self._stopping)
             with self._state.buffers.training("fit", changes=executor.config.divided):
                 loss = executor.step_batch(batch, rate)
-            executor.check_loss(loss, position.step, rate, self._last_good())
+            executor.check_loss(loss, position.step, rate, self._last_good)
             learned = learned or loss != 0 or not executor.objective.ignores_all(batch)
             position.step += 1
             position.total += loss * batch.total
@@ -274,7 +274,7 @@ class Loop:
             if progress.stop:
                 return False
         if not learned and (heads := executor.objective.heads):
-            raise DataError(no_labels_left(options.dataset.name, heads[0].loss))
+            raise DataError(no_labels_left(self._dataset.name, heads[0].loss))
         return True
 
     def _batches(self) -> Generator[Batch]:
@@ -298,8 +298,7 @@ class Loop:
                     start=position.batch,
                     rank=self._communicator.rank,
                 )
-            copies = type(undivided(self._shared)) is IterableDataset
-            with contextlib.closing(self._prefetch(read, copies=copies)) as batches:
+            with contextlib.closing(self._prefetch(read, copies=self._shared.borrows)) as batches:
                 for batch in self._together(batches) if self._compares else batches:
                     fixed = objective.fixed_batch
                     if fixed is not None and objective.loss is None:
@@ -335,8 +334,8 @@ class Loop:
         progress.loss = mean.value
         parts = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
         progress.metrics = parts
-        if options.validation is not None:
-            dataset, evaluator = options.validation
+        if self._validation is not None:
+            dataset, evaluator = self._validation
             size = max(options.batch_size, 64)
             measured = evaluator.evaluate(dataset, size, options.metrics, self._communicator)
             progress.metrics |= {VALIDATION + name: value for name, value in measured.items()}
@@ -379,6 +378,29 @@ class Loop:
             text = "%s could not be written; %r holds %s."
             count = plural(len(self._not_written), "checkpoint")
             _logger.warning(text, count, os.fspath(self._store.folder), held)
+
+    def _described(self) -> dict[str, Any]:
+        """Return the settings that a resumed training must share with its checkpoint, and ranks with each other."""
+        options, config, names = self._options, self._executor.config, self._options.names
+        return {
+            **describe_settings(config, self._executor.objective),
+            **describe_loop(
+                options.rate.base,
+                schedule=options.given.schedule,
+                epochs=options.given.epochs,
+                per_epoch=options.progress.steps_per_epoch,
+                batch_size=options.batch_size,
+                shuffle=options.given.shuffle,
+                callbacks=options.callbacks.callbacks,
+                augment=options.given.augment,
+            ),
+            **describe_model(config.model),
+            "labels": None if names.labels is None else list(names.labels),
+            "columns": {name: list(columns) for name, columns in names.columns.items()},
+            "data": self._dataset.describe(),
+            "validation": self._validation and self._validation[0].describe(),
+            **({} if config.ema is None else {"measures_ema": options.ema}),
+        }
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return the settings that a resumed training must share with its checkpoint."""
@@ -514,30 +536,6 @@ class Loop:
             progress.note_step(step=position.step, loss=progress.loss, learning_rate=position.last_rate, batch_size=0)
         if position.stopped is not None:
             progress.request_stop(position.stopped)
-
-
-def _identity(options: LoopOptions) -> dict[str, Any]:
-    """Return the settings that a resumed training must share with its checkpoint, and ranks with each other."""
-    config, names = options.executor.config, options.names
-    return {
-        **describe_settings(config, options.executor.objective),
-        **describe_loop(
-            options.rate.base,
-            schedule=options.given.schedule,
-            epochs=options.given.epochs,
-            per_epoch=options.progress.steps_per_epoch,
-            batch_size=options.batch_size,
-            shuffle=options.given.shuffle,
-            callbacks=options.callbacks.callbacks,
-            augment=options.given.augment,
-        ),
-        **describe_model(config.model),
-        "labels": None if names.labels is None else list(names.labels),
-        "columns": {name: list(columns) for name, columns in names.columns.items()},
-        "data": describe_data(options.dataset),
-        "validation": describe_data(options.validation and options.validation[0]),
-        **({} if config.ema is None else {"measures_ema": options.ema}),
-    }
 
 
 def shown_progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +27,7 @@ from onnxtrain.losses.heads import (
     tensor_spec,
     wrapped,
 )
-from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
+from onnxtrain.losses.partial_batches import FixedBatch, batch_axes, on_real_rows
 from onnxtrain.lowering.training_info.recipe import Block, LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.lowering.training_info.rounding import Rounding
 from onnxtrain.operators.optimizer import Optimizer
@@ -36,11 +36,13 @@ from onnxtrain.parameters.layouts import product_layouts
 from onnxtrain.parameters.masks import choose_tensors, matmul_weights
 from onnxtrain.parameters.stored import Stored
 from onnxtrain.parameters.ties import Copy
-from onnxtrain.parameters.trainable import Initializer
+from onnxtrain.parameters.trainable import Initializer, untrainable
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.documents import numbers_documents, separate_documents
+from onnxtrain.training.working_copy.attention import numbers_documents, separate_documents
 from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes
+
+if TYPE_CHECKING:
+    from onnxtrain.adapters.lora import Attached
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,7 @@ class Objective:
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()
-    adapted: Adapted | None = None
+    adapted: Attached | None = None
     weights: ir.Value | None = None
     scales: Mapping[str, ir.Value] = field(default_factory=dict)
     stored: Sequence[Stored] = ()
@@ -91,11 +93,14 @@ class Objective:
         return self.heads[0].loss if self.heads else None
 
     @property
-    def form(self) -> Forms | None:
-        """The form of the targets of each loss; ``None`` where there are none."""
-        if self.several:
-            return tuple(head.form for head in self.heads)
-        return self.heads[0].form if self.heads else None
+    def forms(self) -> Forms:
+        """The form of the targets of each loss."""
+        return tuple(head.form for head in self.heads)
+
+    @cached_property
+    def output_names(self) -> list[str]:
+        """Names of the outputs that have losses on targets."""
+        return [head.name for head in self.heads]
 
     @cached_property
     def targets(self) -> list[tuple[str | None, LossHead]]:
@@ -132,29 +137,28 @@ class Objective:
         assert spec.shape is not None
         return replace(spec, shape=(None, *spec.shape[1:]))
 
+    def check_batch_axes(self) -> None:
+        """Refuse data sets for a model whose outputs have the batch on another axis than 0."""
+        axes = batch_axes(self.model, [head.prediction for head in self.heads]) if self.heads else {}
+        for head in self.heads:
+            head.check_batch_axis(axes.get(str(head.prediction.name)))
+
     def accept(self, dataset: Dataset, weights: Any = None) -> Dataset:
         """Convert a dataset to the targets and weights that the losses read, and check its values."""
-        dataset = self.expected(dataset)
-        if weights is not None:
-            dataset = self.weighted(dataset, weights)
-        self.validate(dataset, labels=True)
-        if len(self.heads) == 1 and dataset.size is not None:
-            labels = dataset.targets
-            if labels is not None and labels.ndim and len(labels) == dataset.size:  # else they are the first examples'
-                self.heads[0].check_some_counted(labels, dataset.name)
-        return dataset
-
-    def expected(self, dataset: Dataset) -> Dataset:
-        """Return a dataset with targets in the type and shape that the losses need."""
         for name, head in self.targets:
             dataset = dataset.expecting(head.spec, name)
+        if weights is not None:
+            assert self.weights is not None
+            given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
+            dataset = dataset.with_weights(given, tensor_spec(self.weights))
+        dataset.validate({name: check for name, head in self.targets if (check := head.check) is not None})
         return dataset
 
-    def weighted(self, dataset: Dataset, weights: Any) -> Dataset:
-        """Return a dataset with one weight per example: an array, or the name of one of its arrays."""
-        assert self.weights is not None
-        given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
-        return dataset.with_weights(given, tensor_spec(self.weights))
+    def check_some_counted(self, dataset: Dataset) -> None:
+        """Refuse data whose labels are all ignored by the only loss."""
+        labels = dataset.targets if len(self.heads) == 1 and dataset.size is not None else None
+        if labels is not None and labels.ndim and len(labels) == dataset.size:  # else they are the first examples'
+            self.heads[0].check_some_counted(labels, dataset.name)
 
     def feeds(self, batch: Batch) -> dict[str, np.ndarray]:
         """Return the arrays of a batch by their names in the step graph."""
@@ -235,11 +239,10 @@ class Objective:
             weights = ir.Value(name=weights.name, type=weights.type, shape=count)
         return replace(self, heads=heads, weights=weights)
 
-    def with_form(self, form: Forms | None) -> Objective:
-        """Return the objective for targets of another form."""
-        if form is None or form == self.form or not self.heads:
+    def with_forms(self, forms: Forms | None) -> Objective:
+        """Return the objective for targets of other forms."""
+        if forms is None or forms == self.forms:
             return self
-        forms = form if isinstance(form, tuple) else (form,)
         return self.with_heads([head.with_form(self.model, own) for head, own in zip(self.heads, forms, strict=True)])
 
     @cached_property
@@ -247,7 +250,7 @@ class Objective:
         """True where the mask or the positions keep the documents of packed rows apart."""
         return any(value.meta.get(DOCUMENTS) for value in self.model.graph.inputs)
 
-    def packing(self, packed: bool) -> Objective:
+    def packing(self, packed: bool = True) -> Objective:
         """Return the objective for packed rows of documents, which takes unpacked rows, too."""
         if not packed or self.packed or not numbers_documents(self.model.graph):
             return self
@@ -318,8 +321,6 @@ class Objective:
     def step_spec(self, config: TrainingConfig) -> StepSpec:
         """Return the specification of a training step, on a copy of the graph, which the builder may change."""
         if not self.parameters:
-            from onnxtrain.parameters.embedded_weights import untrainable  # for the message only
-
             reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
             reasons = "; ".join(
                 filter(None, (reasons or "it has no initializers", untrainable(self.model, config.model.proto)))
@@ -376,13 +377,6 @@ class Objective:
                 "metrics compare predictions with targets, which this loss does not take; leave them out."
             )
         return metrics_of_heads(self.heads, metrics)
-
-    def validate(self, dataset: Dataset, *, labels: bool) -> None:
-        """Check a dataset for NaN, infinity and, with `labels`, for targets that the loss cannot take."""
-        checks = {name: check for name, head in self.targets if labels and (check := head.check) is not None}
-        dataset.validate(
-            check=checks.get(None), checks={name: check for name, check in checks.items() if name is not None}
-        )
 
     def copy(self) -> Objective:
         """Return the objective on a clone of its graph."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.autodiff.expand import is_expanded
@@ -14,6 +17,7 @@ from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.formatting import listed
+from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.declared_shapes import declared_otherwise
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
@@ -29,29 +33,40 @@ from onnxtrain.losses.heads import (
     named_output,
     wrapped,
 )
+from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.losses.probabilities import find_scores
+from onnxtrain.lowering.training_info.build import build_training_model
 from onnxtrain.lowering.training_info.recipe import Names, free_names
-from onnxtrain.parameters.embedded_weights import other_tensors
+from onnxtrain.model_file.external import with_external_data
+from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parameters.exporters.pytorch import forget_traces
 from onnxtrain.parameters.groups import group_hints, merged_hints
 from onnxtrain.parameters.masks import KEEP, check_masks, zero_masks, zeros_to_keep
-from onnxtrain.parameters.repeated import declared_learned, find_repeated, train_as_one
-from onnxtrain.parameters.ties import Copy, choose_copies, compute_copies, find_copies, value_reader
-from onnxtrain.parameters.trainable import Initializer, parameter_table
-from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
-from onnxtrain.training.config import TrainingConfig
+from onnxtrain.parameters.ties import (
+    Copy,
+    choose_copies,
+    compute_copies,
+    declared_learned,
+    find_copies,
+    find_repeated,
+    train_as_one,
+    value_reader,
+)
+from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
+from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints, warn_of
+from onnxtrain.training.config import ModelOptions, TrainingConfig
 from onnxtrain.training.objective import Objective, graph_values
-from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.common_inputs import mark_common_inputs
-from onnxtrain.training.working_copy.embedding_inputs import mark_token_inputs
-from onnxtrain.training.working_copy.filled_biases import stop_at_filled_biases
-from onnxtrain.training.working_copy.head_norms import separate_head_norms
-from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
+from onnxtrain.training.working_copy.attention import separate_head_norms
+from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
 from onnxtrain.training.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
-from onnxtrain.training.working_copy.program_stops import stop_as_program
+from onnxtrain.training.working_copy.stops import stop_as_program
 from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
+
+if TYPE_CHECKING:
+    from onnxtrain.adapters.lora import Attached
 
 _BEGINNING = 4096
 """Elements of a frozen weight that are read to see whether it may be pruned."""
@@ -73,18 +88,8 @@ def prepare(
 ) -> Objective:
     """Make the objective of a configuration: the working copy in its modes, the losses, the table of initializers.
 
-    Args:
-        config: What is trained.
-        modes: Batch normalization and dropout, where not those of the config.
-        copies: Initializers that are copies of others, where these have been found before.
-        table: The initializers, where they have been sorted before; then their values are not read.
-        ignoring: Whether labels that are ignored where present are provided for, before data tell.
-        differentiable: Whether to find out that there are gradients.
-        caches: Whether KV caches stay inputs, for generating token by token.
-
-    Raises:
-        OptionError: An unknown loss or output, a pattern that matches nothing.
-        GradientError: Operators between parameters and prediction have no gradient; all are listed.
+    Copies and table are those of an earlier preparation. ``ignoring`` provides for ignored labels before data tell,
+    ``differentiable`` finds out that there are gradients, and ``caches`` keeps KV caches as inputs, to generate.
     """
     file, loss = config.model, config.loss
     training = modes is None
@@ -108,8 +113,6 @@ def prepare(
         fixed = FixedBatch.of(model.graph)
         repeated = find_repeated(model, None if fixed is None else fixed.size)
     unstopped = stop_as_program(model) if training else ()
-    if training:
-        stop_at_filled_biases(model)
     if config.dynamic_batch:
         from onnxtrain.editing.dynamic_batch import dynamic_batch, free_batch_axis
 
@@ -126,7 +129,7 @@ def prepare(
         from onnxtrain.training.working_copy.quantized_training import train_quantized
 
         quantized = train_quantized(model)
-    adapted = None
+    adapted: Attached | None = None
     if config.lora is not None:
         output_name, seed = config.output, config.seed
         adapted = config.lora.attach(model, file, output=output_name, seed=seed, training=training)
@@ -182,6 +185,8 @@ def _as_one(
     objective: Objective, repeated: Sequence[Copy], halves: Mapping[str, ir.TensorProtocol]
 ) -> tuple[Objective, dict[str, ir.TensorProtocol]]:
     """Train each tensor that repeats a row for every example as this row."""
+    if not repeated:
+        return objective, dict(halves)
     train_as_one(objective.model, repeated)
     one = {copy.name: objective.model.graph.initializers[copy.name] for copy in repeated}
     rows = [
@@ -223,14 +228,12 @@ def _heads(
         declared = [
             (named_output(model.graph, name), own, free_names(model.graph, [f"{name}_target"])[0]) for name, own in loss
         ]
-    forms = config.form
+    forms = config.forms
     if forms is None:
         found = [
             own.first_form(wrapped(output, model.opset_imports[""]), config.targets) for output, own, _ in declared
         ]
         forms = tuple(replace(form, ignoring=ignoring) for form in found)
-    elif not isinstance(forms, tuple):
-        forms = (forms,)
     return [
         head_of(model, output, own, form, name, find_scores(model, output, learned, emit=own.probabilities is not None))
         for (output, own, name), form in zip(declared, forms, strict=True)
@@ -271,7 +274,7 @@ def _table(
     return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
 
 
-def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _trained(adapted: Attached | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """Return the patterns of the trainable parameters: first the adapters."""
     if adapted is None:
         return train
@@ -318,7 +321,6 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
         find_copies(file, objective.parameters),
         batch_norm=objective.modes.batch_norm,
         dropout=objective.modes.dropout,
-        undecided=[row.name for row in objective.table if row.undecided],
         dropped=objective.dropped,
         unstopped=objective.unstopped,
         table=objective.table,
@@ -337,49 +339,44 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
     return found + [Hint(text, surprising=False) for text in texts] + surprising
 
 
-def _repeated(objective: Objective) -> list[str]:
-    """Return a hint on parameters that the file holds once for each example."""
+def _repeated(objective: Objective) -> Iterator[str]:
+    """Hint at parameters that the file holds once for each example."""
     found = {copy.name: copy.rows.examples for copy in objective.copies if copy.rows is not None}
-    if not found:
-        return []
-    return [
-        f"{listed(found)}: equal for each of the {max(found.values())} examples of the fixed batch, as exporters copy "
-        "a token; trained as one."
-    ]
+    if found:
+        yield (
+            f"{listed(found)}: equal for each of the {max(found.values())} examples of the fixed batch, as exporters "
+            "copy a token; trained as one."
+        )
 
 
-def _zeros(objective: Objective, config: TrainingConfig) -> list[str]:
-    """Return a hint on pruned weights that training without masks makes dense."""
+def _zeros(objective: Objective, config: TrainingConfig) -> Iterator[str]:
+    """Hint at pruned weights that training without masks makes dense."""
     if config.masks or config.qat or any(optimizer.promotes_sparsity for optimizer in objective.optimizers(config)):
-        return []
+        return
     found = zero_masks(objective.own_weights, value_reader(config.model, objective.copies))
-    if sum(mask.size for mask in found.values()) < _PRUNED_SIZE:
-        return []
-    return [
-        f"{_zeros_of(found)} are zero, as after pruning, and training changes them; masks={KEEP!r} keeps them zero."
-    ]
+    if zeros := _zeros_of(found):
+        yield f"{zeros} are zero, as after pruning, and training changes them; masks={KEEP!r} keeps them zero."
 
 
-def _merged_zeros(objective: Objective, config: TrainingConfig) -> list[str]:
-    """Return a hint on pruned weights that merging their adapters makes dense."""
+def _merged_zeros(objective: Objective, config: TrainingConfig) -> Iterator[str]:
+    """Hint at pruned weights that merging their adapters makes dense."""
     if objective.adapted is None:
-        return []
+        return
     read = config.model.value
     # The beginning of a weight tells whether to read all of it: frozen weights are mapped, perhaps larger than memory.
     begin = zero_masks(dict.fromkeys(objective.adapted.weights), lambda name: read(name).reshape(-1)[:_BEGINNING])
-    found = zero_masks(begin, read)
-    if sum(mask.size for mask in found.values()) < _PRUNED_SIZE:
-        return []
-    return [
-        f"{_zeros_of(found)} are zero, as after pruning, but not with the adapter merged into them; to keep the zeros, "
-        "save the adapter, with a path such as tuned.onnx_adapter."
-    ]
+    if zeros := _zeros_of(zero_masks(begin, read)):
+        yield (
+            f"{zeros} are zero, as after pruning, but not with the adapter merged into them; to keep the zeros, save "
+            "the adapter, with a path such as tuned.onnx_adapter."
+        )
 
 
 def _zeros_of(masks: Mapping[str, np.ndarray]) -> str:
+    """Name and count the zeros of pruned weights; empty where there are too few."""
     size = sum(mask.size for mask in masks.values())
     zeros = size - sum(int(np.count_nonzero(mask)) for mask in masks.values())
-    return f"{zeros:,} of {size:,} elements of {listed(masks)}"
+    return "" if size < _PRUNED_SIZE else f"{zeros:,} of {size:,} elements of {listed(masks)}"
 
 
 def _set_accuracy(model: ir.Model, level: int | None) -> None:
@@ -389,3 +386,57 @@ def _set_accuracy(model: ir.Model, level: int | None) -> None:
     for node in [*all_nodes(model.graph), *(node for function in model.functions.values() for node in function)]:
         if node.op_type == "MatMulNBits" and node.domain == MICROSOFT_DOMAIN:
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", level)
+
+
+@checks_arguments(keywords=ModelOptions.__annotations__)
+@refuses_invalid()
+def training_model(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    loss: LossLike,
+    optimizer: Optimizer | str,
+    accumulate: bool = False,
+    **options: Unpack[ModelOptions],
+) -> onnx.ModelProto:
+    """Write a training as standard ONNX: a model with ``training_info``.
+
+    The main graph is the model. The algorithm graph has the inputs ``target`` and ``learning_rate`` and contains the
+    loss, one Gradient node and one optimizer node; its initializers are the optimizer states (``{parameter}/V`` ...)
+    and the update count ``T``. ``update_binding`` maps every parameter and state to its next value; the initialization
+    graph resets the states. Every step returns the output ``loss``.
+
+    Args:
+        model: A path or a loaded model; a model below opset 18 is upgraded to 18.
+        loss: See :class:`onnxtrain.Trainer`.
+        optimizer: ``Adam(...)``, ``AdamW(...)`` or another, or its name, ``"adamw(lr=3e-4)"``.
+        accumulate: Write two entries: the first accumulates the gradients of micro-batches, the second applies them.
+        **options: Other options of :class:`onnxtrain.Trainer`. ``ema`` becomes states ``{parameter}/average``; each
+            rule of ``groups`` gets its own optimizer node; adapters of ``lora`` are initializers of the main graph;
+            ``batch_norm="sync"`` means ``"train"`` here. Weights are zero where ``masks`` are false.
+            ``precision``: ``RoundStochastic`` of the domain ``onnxtrain`` rounds states in bfloat16;
+            ``EncodeBlockwise`` encodes states in 8 bits, with scales ``{parameter}/V_scale``. The Gradient node has no
+            attributes for ``straight_through``, ``recompute`` and the compute type; metadata entries
+            ``onnxtrain.straight_through``, ``onnxtrain.recompute`` (a JSON list) and ``onnxtrain.compute`` record
+            them. A model with ``onnxtrain.compute`` needs native kernels.
+
+    Returns:
+        The training model: valid ONNX that can be saved, sent, lowered and resumed; it contains all its data.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: An argument has a value that is not accepted; there is nothing to train.
+
+    Warns:
+        TrainingHint: Training differs from the likely intent of the caller.
+    """
+    config = TrainingConfig.of(
+        model,
+        loss,
+        optimizer,
+        accumulate=2 if accumulate else 1,  # the model does not depend on the number of micro-batches
+        **options,
+    )
+    file, objective = config.model, prepare(config)
+    config = with_checked_masks(config, objective)
+    warn_of(hints_of(objective, config))
+    return with_external_data(build_training_model(objective.step_spec(config)), file.folder)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,19 +18,28 @@ import onnxruntime
 from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.metrics.outcome import Outcome, outcome
-from onnxtrain.model_file.rescue import current_folder, reached_from
+from onnxtrain.metrics.base import MetricInput, NamedMetric
+from onnxtrain.metrics.choice import reader
+from onnxtrain.metrics.dataset_metrics import Values
+from onnxtrain.model_file.saving import current_folder, reached_from
 from onnxtrain.model_file.writing import AtomicFiles, check_writable, only_warns
 from onnxtrain.operators import Momentum
 from onnxtrain.training.callbacks import Callback, History, TrainingState
-from onnxtrain.training.report.charts import stacked
-from onnxtrain.training.report.history_charts import curves
+from onnxtrain.training.callbacks.history import finite_rows
+from onnxtrain.training.report.charts import curves, stacked
 from onnxtrain.training.report.page import page
-from onnxtrain.training.report.record import ParameterRow, RunRecord
-
-METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"
-FILES: Final = (METRICS, CURVES, REPORT, RUN, CONFIG)
-"""Files of a run folder; only the command line writes the last."""
+from onnxtrain.training.report.record import (
+    CONFIG,
+    CURVES,
+    FILES,
+    METRICS,
+    REPORT,
+    RUN,
+    Confusion,
+    ParameterRow,
+    Residuals,
+    RunRecord,
+)
 
 _WATCHED_BYTES: Final = 256 * 2**20
 """Largest size of all parameters for which a copy is kept, to report their change and gradients."""
@@ -211,7 +220,6 @@ class RunFolder(Callback):
         return rows
 
     def _write_run(self, *, finished: bool) -> None:
-        rows = [{key: value if math.isfinite(value) else None for key, value in row.items()} for row in self._rows()]
         found = {
             "finished": finished,
             "title": self._title,
@@ -219,12 +227,9 @@ class RunFolder(Callback):
             "seconds": round(self._seconds, 3),
             "facts": self._facts,
             **self._names,
-            "rows": rows,
+            "rows": finite_rows(self._history.rows),
         }
         self._write(RUN, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
-
-    def _rows(self) -> list[dict[str, float]]:
-        return self._history.rows
 
     def _save_rows(self) -> None:
         if self.writes:
@@ -263,3 +268,77 @@ class GradientNorms:
 
 def _norm(values: np.ndarray[Any, Any]) -> float:
     return float(np.linalg.norm(values.reshape(-1)))
+
+
+MOST_CLASSES: Final = 500
+"""Largest number of classes for which a matrix is kept."""
+
+MOST_PAIRS: Final = 2000
+"""Largest number of pairs that are kept; of more, every second, fourth, ..."""
+
+
+@dataclass
+class Outcome:
+    """Comparison of predictions with targets for a report."""
+
+    counts: Values | None = None
+    pairs: Values = field(default_factory=lambda: np.zeros((0, 2)))
+    every: int = 1
+    seen: int = 0
+    too_many: int = 0
+
+    @property
+    def note(self) -> str:
+        """Reason for showing nothing, or ""."""
+        return f"A matrix of {self.too_many} classes is not drawn." if self.too_many else ""
+
+    def add(self, pairs: Values) -> None:
+        """Add the pairs of the next batch, and thin out evenly."""
+        self.pairs = np.concatenate([self.pairs, pairs[-self.seen % self.every :: self.every]])
+        self.seen += len(pairs)
+        while len(self.pairs) > MOST_PAIRS:
+            self.pairs, self.every = self.pairs[::2], self.every * 2
+
+    def joined(self, other: Outcome) -> Outcome:
+        """Add the outcome of the next batch."""
+        if other.counts is not None:
+            self.counts = other.counts if self.counts is None else self.counts + other.counts
+        self.too_many = self.too_many or other.too_many
+        self.add(other.pairs)
+        return self
+
+    def finished(self) -> Outcome:
+        """Thin out the pairs of a single batch."""
+        self.add(self.pairs[:0])
+        return self
+
+    def shown(self, labels: Sequence[str] | None = None) -> list[Confusion | Residuals]:
+        """Return the figures of a report."""
+        if len(self.pairs):
+            return [Residuals(self.pairs[:, 0].tolist(), self.pairs[:, 1].tolist())]
+        if self.counts is None:
+            return []
+        if self.counts.ndim == 2:
+            names = labels or [str(index) for index in range(len(self.counts))]
+            return [Confusion(self.counts.tolist(), list(names))]
+        several = len(self.counts) > 1
+        return [
+            Confusion(counts.tolist(), ["no", "yes"], f"output {index}" if several else "")
+            for index, counts in enumerate(self.counts)
+        ]
+
+
+def outcome(metric_input: MetricInput) -> NamedMetric:
+    """Return a metric whose value is an :class:`Outcome`."""
+    read = reader(metric_input, "outcome", ("classes", "binary", "numbers"))
+
+    def measure(y_true: np.ndarray, y_pred: np.ndarray) -> Outcome:
+        found = read(y_true, y_pred)
+        if found.kind == "numbers":
+            pairs = np.stack([found.truth.reshape(-1), found.scores.reshape(-1)], axis=1)
+            return Outcome(pairs=pairs, seen=len(pairs))
+        if found.kind == "classes" and found.scores.shape[1] > MOST_CLASSES:
+            return Outcome(too_many=found.scores.shape[1])
+        return Outcome(found.confusion())
+
+    return NamedMetric("outcome", measure, Outcome.joined, Outcome.finished, counted=metric_input.counted, number=False)

@@ -1,4 +1,4 @@
-"""Values that training changes: parameters, running statistics, optimizer states and moving averages."""
+"""Values that training changes: parameters, running statistics, optimizer states, averages, the learning rate."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from onnxtrain.parameters.stored import with_stored
 from onnxtrain.parameters.ties import with_copies
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.objective import Objective
+from onnxtrain.training.schedules import Schedule, check_rate
 
 
 class Parameters(MutableMapping[str, np.ndarray]):
@@ -161,3 +162,48 @@ def split_flat(flat: np.ndarray, like: Mapping[str, np.ndarray]) -> dict[str, np
         name: flat[end - array.size : end].reshape(array.shape).astype(array.dtype)
         for (name, array), end in zip(like.items(), ends, strict=True)
     }
+
+
+class LearningRate:
+    """Learning rate of the next step, from a schedule or set by hand."""
+
+    def __init__(self, value: float) -> None:
+        self.base = self.current = value
+        self.chosen: float | None = None
+        self._training = False
+
+    def choose(self, value: float) -> None:
+        """Set the rate from the next step on."""
+        check_rate(value)
+        self.current = float(value)
+        if self._training:
+            self.chosen = self.current
+        else:
+            self.base = self.current
+
+    def restore(self, current: float, base: float) -> None:
+        """Set the rate of the next step and its base, between trainings; a training keeps its own."""
+        if not self._training:
+            self.current, self.base = current, base
+
+    def copy(self) -> LearningRate:
+        """Return an independent rate between trainings."""
+        found = LearningRate(self.base)
+        found.current = self.current
+        return found
+
+    def follow(self, schedule: Schedule, step: int) -> float:
+        """Return the rate of a step."""
+        self.current = float(schedule(step)) if self.chosen is None else self.chosen
+        return self.current
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Run one training: start with its schedule; a rate that is set meanwhile becomes the base of the next one."""
+        self._training, self.chosen = True, None
+        try:
+            yield
+            if self.chosen is not None:
+                self.base = self.chosen
+        finally:
+            self._training = False

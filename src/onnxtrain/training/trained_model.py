@@ -34,17 +34,16 @@ from onnxtrain.graph.domains import LABELS
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.rescue import kept_in_memory
+from onnxtrain.model_file.saving import kept_in_memory
 from onnxtrain.parameters.masks import set_to_zero
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.data_adapter import DataAdapter, is_packed
-from onnxtrain.training.description import describe_data
+from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.executor import Executor
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
-from onnxtrain.training.schedules.learning_rate import LearningRate, check_rate
-from onnxtrain.training.state import Parameters, State, split_flat
+from onnxtrain.training.schedules import check_rate
+from onnxtrain.training.state import LearningRate, Parameters, State, split_flat
 from onnxtrain.training.working_copy.training_modes import Modes
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,7 +87,12 @@ class TrainedModel:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
-            _check_no_strings(objective)
+            texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
+            if texts is not None:
+                raise ModelError(
+                    f"The input {texts!r} takes texts, which a training step cannot read: train the part of the model "
+                    "behind the nodes that encode them, which onnx.utils.extract_model writes, on what they return."
+                )
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self.executor = _executor_class(config)(objective, config, values)
@@ -101,13 +105,13 @@ class TrainedModel:
         set_to_zero(self.executor.states, config.masks)
         self._rate = LearningRate(config.optimizer.learning_rate)
         self._lock = threading.RLock()  # for what readers make at first use
-        names = getattr(config.lora, "adapter", None)
+        names = None if config.lora is None else config.lora.adapter
         self.data_adapter = data or DataAdapter(
             read_names(config.model, names).of_output(objective.only_output),
             folder=config.model.folder,
             recorded=recorded_labels(config.model),
         )
-        self._evaluators: dict[tuple[Forms | None, bool, bool, bool], Evaluator] = {}
+        self._evaluators: dict[tuple[Forms, bool, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
 
     @classmethod
@@ -115,11 +119,11 @@ class TrainedModel:
     def _of(
         cls,
         config: TrainingConfig,
-        objective: Objective,
+        objective: Objective | None,
         values: Mapping[str, np.ndarray],
         data: DataAdapter | None = None,
     ) -> Self:
-        """Return a trainer of a prepared objective that begins with given values."""
+        """Return a trainer that begins with given values, of an objective that may have been prepared before."""
         found = object.__new__(cls)
         found._start(config, objective, values, data)
         return found
@@ -248,7 +252,7 @@ class TrainedModel:
         source = data if y is None else (data, y)
         evaluator, dataset = self.open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
         if self._communicator.size > 1:
-            self.executor.check_agreement({"call": "evaluate", "data": describe_data(dataset)}, {"data": dataset})
+            self.executor.check_agreement({"call": "evaluate", "data": dataset.describe()}, {"data": dataset})
         found = evaluator.evaluate(dataset, batch_size, metrics, self._communicator)
         self._warn_once(*evaluator.doubts)
         return found
@@ -264,31 +268,21 @@ class TrainedModel:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        objective = self.objective.packing(is_packed(source))
         dataset, objective = self.data_adapter.open_with_targets(
-            objective,
-            source,
-            target=target,
-            sample_weight=sample_weight,
-            learning=False,
-            config=self.config,
+            self.objective, source, target=target, sample_weight=sample_weight, config=self.config
         )
-        self._warn_of_rows(dataset)
+        self._warn_once(*dataset.hints)  # of rows that were cut or left out
         if (labels := self.data_adapter.take_new_labels()) is not None and self.data_adapter.labels_are_assumed:
             self._warn_once(assumed_order(labels))
         weighted = objective.weights is not None
-        return self._evaluator(objective.form, ema, weighted=weighted, packed=objective.packed), dataset
-
-    def _warn_of_rows(self, dataset: Dataset) -> None:
-        """Warn of rows of data that were cut or left out."""
-        self._warn_once(*dataset.hints)
+        return self._evaluator(objective.forms, ema, weighted=weighted, packed=objective.packed), dataset
 
     def _look(self, feeds: dict[str, np.ndarray]) -> None:
         """Warn of outputs in the first rows of the training that look like probabilities, but are taken for logits."""
         objective = self.objective
         if self._communicator.rank:
             return
-        evaluator = self._evaluator(objective.form, ema=False, packed=objective.packed)
+        evaluator = self._evaluator(objective.forms, ema=False, packed=objective.packed)
         self._warn_once(*evaluator.find_doubts({spec.name: feeds[spec.name] for spec in objective.inputs}))
 
     def _warn_once(self, *texts: str) -> None:
@@ -334,7 +328,7 @@ class TrainedModel:
         found = self.data_adapter.as_given(objective, data, batch_size) or self.data_adapter.open(
             objective, data, target=target
         )
-        arrays = self._evaluator(objective.form, ema).predict(found, batch_size)
+        arrays = self._evaluator(objective.forms, ema).predict(found, batch_size)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     @checks_arguments
@@ -375,7 +369,7 @@ class TrainedModel:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.evaluation import check_answers
 
-        evaluator = self._evaluator(self.objective.form, ema)
+        evaluator = self._evaluator(self.objective.forms, ema)
         heads = evaluator.objective.heads
         if not heads:
             raise OptionError(
@@ -392,19 +386,19 @@ class TrainedModel:
         by_head = {name: result for name, result in results.items() if result is not None}
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
-    def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
+    def _evaluator(self, forms: Forms, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
         self._state.check_averages(ema)
         packed = packed or self.config.packed
-        key = form, ema, weighted, packed
+        key = forms, ema, weighted, packed
         found = self._evaluators.get(key)
         if found is None:
             with self._lock:
                 found = self._evaluators.get(key)
                 if found is None:
-                    found = self._evaluators[key] = self._new_evaluator(form, ema, weighted, packed)
+                    found = self._evaluators[key] = self._new_evaluator(forms, ema, weighted, packed)
         return found
 
-    def _new_evaluator(self, form: Forms | None, ema: bool, weighted: bool, packed: bool) -> Evaluator:
+    def _new_evaluator(self, forms: Forms, ema: bool, weighted: bool, packed: bool) -> Evaluator:
         from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
 
         config, objective = self.config, self.objective
@@ -413,7 +407,7 @@ class TrainedModel:
                 objective = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
             self._in_inference = objective
         return Evaluator(
-            self._in_inference.packing(packed).with_form(form).weighting(weighted),
+            self._in_inference.packing(packed).with_forms(forms).weighting(weighted),
             self.executor.states,
             config.runtime,
             self._state.averages if ema else None,
@@ -587,9 +581,8 @@ class TrainedModel:
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
         """Return an independent copy with the current state; both share the immutable file."""
-        found = object.__new__(type(self))
         with self.executor.states.snapshot() as states:
-            found._start(self.config, None, states, self.data_adapter.copy())
+            found = self._of(self.config, None, states, self.data_adapter.copy())
         found._rate, found._state.epochs = self._rate.copy(), self._state.epochs
         memory[id(self)] = found
         return found
@@ -635,7 +628,7 @@ class TrainedModel:
         Raises:
             CheckpointError: There is none, it is damaged, or it has not the parameters of this model.
         """
-        from onnxtrain.training.checkpoints.checkpoint import read_checkpoint  # imports safetensors
+        from onnxtrain.training.checkpoints import read_checkpoint  # imports safetensors
 
         tensors, metadata = read_checkpoint(path)
         found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}
@@ -674,15 +667,6 @@ class TrainedModel:
         model = self.training_model()  # for which all processes give their share
         if not self._communicator.rank:
             ModelFile.load(model, folder=self.config.model.folder).save(path, {})
-
-
-def _check_no_strings(objective: Objective) -> None:
-    texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
-    if texts is not None:
-        raise ModelError(
-            f"The input {texts!r} takes texts, which a training step cannot read: train the part of the model behind "
-            "the nodes that encode them, which onnx.utils.extract_model writes, on what they return."
-        )
 
 
 def _executor_class(config: TrainingConfig) -> type[Executor]:

@@ -34,16 +34,16 @@ from onnxtrain.training.config import (
     ADVANCED,
     AdvancedOptions,
     Distributed,
+    Options,
     Precision,
     TrainingConfig,
 )
-from onnxtrain.training.data_adapter import is_packed
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.trained_model import TrainedModel, trains
 from onnxtrain.training.working_copy.adaptation import Adaptation
 
 if TYPE_CHECKING:
-    from onnxtrain.data.augmentation import Augment
+    from onnxtrain.data.pipeline import Augment
     from onnxtrain.training.callbacks.base import Callback
     from onnxtrain.training.callbacks.history import History
     from onnxtrain.training.callbacks.progress import ProgressLike
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.inference.evaluation import Evaluator
     from onnxtrain.training.loop import Checkpoints
     from onnxtrain.training.run_folder import RunFolder
-    from onnxtrain.training.schedules.learning_rate import Schedule
+    from onnxtrain.training.schedules import Schedule
 
 
 @checks_arguments(keywords=(*ADVANCED, "parallel"))
@@ -159,34 +159,13 @@ class Trainer(TrainedModel):
         runtime: RuntimeOptions | None = None,
         **advanced: Unpack[AdvancedOptions],
     ) -> None:
-        given: dict[str, Any] = dict(advanced)
-        if "parallel" in given:  # promised beside distributed
+        options = {name: value for name, value in locals().items() if name in Options.__annotations__}
+        options.update(advanced)
+        if "parallel" in options:  # promised beside distributed
             if distributed is not None:
                 raise ArgumentError("Trainer has both 'distributed' and 'parallel'; leave 'parallel' out.")
-            distributed = given.pop("parallel")
-        config = TrainingConfig.of(
-            model,
-            loss,
-            optimizer,
-            train=train,
-            freeze=freeze,
-            groups=groups,
-            output=output,
-            targets=targets,
-            batch_norm=batch_norm,
-            dropout=dropout,
-            clip_norm=clip_norm,
-            accumulate=accumulate,
-            ema=ema,
-            lora=lora,
-            qat=qat,
-            seed=seed,
-            threads=threads,
-            precision=precision,
-            distributed=distributed,
-            runtime=runtime,
-            **given,
-        )
+            options["distributed"] = options.pop("parallel")
+        config = TrainingConfig.of(model, loss, optimizer, **options)
         with gc_paused():
             self._start(config)
         warn_of(self._hints)
@@ -199,15 +178,15 @@ class Trainer(TrainedModel):
         """
         config = dataclasses.replace(self.config, **changes)
         if config != self.config:
-            objective = self.objective.packing(config.packed).with_form(config.form).weighting(config.weighted)
+            objective = self.objective.packing(config.packed).with_forms(config.forms).weighting(config.weighted)
             self.executor.change(objective, config)
 
     def _use(self, objective: Objective) -> None:
         """Switch the steps to the targets and weights of an objective."""
         if objective is not self.objective:
-            form = self.config.form if objective.form == self.objective.form else objective.form
+            forms = self.config.forms if objective.forms == self.objective.forms else objective.forms
             weighted, packed = objective.weights is not None, objective.packed
-            self.change_settings(form=form, weighted=weighted, packed=packed)
+            self.change_settings(forms=forms, weighted=weighted, packed=packed)
 
     @property
     def learning_rate(self) -> float:
@@ -436,9 +415,6 @@ class Trainer(TrainedModel):
                 state=self._state,
                 rate=self._rate,
                 names=self.data_adapter.names,
-                dataset=dataset,
-                features=features,
-                validation=validated,
                 metrics=measured,
                 rates=rates,
                 callbacks=listeners,
@@ -452,7 +428,10 @@ class Trainer(TrainedModel):
                 batch_size=size,
                 ema=ema,
                 checkpoints=checkpoints,
-            )
+            ),
+            dataset,
+            validated,
+            features,
         )
         self.executor.use_features(wanted=cache_features)
         try:
@@ -466,7 +445,8 @@ class Trainer(TrainedModel):
 
     def _features(self, dataset: Dataset, batch_size: int, augment: Augment | None) -> Dataset:
         """Return the training data with the outputs of the frozen layers in place of the model's inputs."""
-        from onnxtrain.training.inference.cached_features import compute_features
+        from onnxtrain.training.features import compute_features
+        from onnxtrain.training.inference.evaluation import Evaluator
 
         if augment is not None:
             raise OptionError(
@@ -478,7 +458,8 @@ class Trainer(TrainedModel):
                 f"cache_features keeps the features in one process, but {self._communicator.size} train together; "
                 "leave cache_features or distributed out."
             )
-        found, text = compute_features(self.objective, self.executor.states, self.config.runtime, dataset, batch_size)
+        runner = Evaluator(self.objective, self.executor.states, self.config.runtime).runner
+        found, text = compute_features(self.objective, runner, dataset, batch_size)
         self._hints.append(Hint(text, surprising=False))
         return found
 
@@ -527,7 +508,7 @@ class Trainer(TrainedModel):
 
     def _schedule(self, schedule: str | Schedule | None, epochs: int, per_epoch: int | None) -> Schedule:
         """Return the learning rate by step."""
-        from onnxtrain.training.schedules.choice import resolve_schedule, vanishing_hint
+        from onnxtrain.training.schedules import resolve_schedule, vanishing_hint
 
         total = None if per_epoch is None else per_epoch * epochs
         found = resolve_schedule(schedule, self._rate.base, total_steps=total, steps_per_epoch=per_epoch)
@@ -550,16 +531,10 @@ class Trainer(TrainedModel):
         Raises:
             DataError: The data cannot be read or do not fit.
         """
-        objective = self.objective.packing(is_packed(source))
         dataset, objective = self.data_adapter.open_with_targets(
-            objective,
-            source,
-            target=target,
-            sample_weight=sample_weight,
-            learning=True,
-            config=self.config,
+            self.objective, source, target=target, sample_weight=sample_weight, learning=True, config=self.config
         )
-        self._warn_of_rows(dataset)
+        self._warn_once(*dataset.hints)
         self._use(objective)
         self._warn_of_labels()
         return dataset

@@ -95,7 +95,7 @@ def _worst_by_runtime(subject: Subject, shapes: Literal["static", "dynamic", "un
     with np.errstate(all="ignore"):
         outputs = dict(zip((o.name for o in model.graph.output), evaluator(model).run(None, feeds), strict=True))
     projections = {name: rng.normal(size=y.shape) for name, y in outputs.items() if y.dtype == DOUBLE}
-    built = testing.projected_gradient(model, subject.wrt, projections, shapes, feeds)
+    built = testing.projected_gradient(model, subject.wrt, projections, shapes)
     _check_model(built)
     found = _run_single(built, subject)
     worst = 0.0

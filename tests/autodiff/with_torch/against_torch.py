@@ -37,9 +37,7 @@ def check_against_torch(
     expected = torch.autograd.grad(objective, [t for t in tensors if t.requires_grad], allow_unused=True)
     produced = [name for name in node.output if name]
     model = _model(node, feeds, opset, len(outputs))
-    built = projected_gradient(
-        model, wanted_names, dict(zip(produced, map(_single, weights), strict=False)), shapes, feeds
-    )
+    built = projected_gradient(model, wanted_names, dict(zip(produced, map(_single, weights), strict=False)), shapes)
     session = onnxruntime.InferenceSession(built.SerializeToString(), providers=["CPUExecutionProvider"])
     found = dict(zip([o.name for o in built.graph.output], session.run(None, feeds), strict=True))
     for name, output in zip(produced, outputs, strict=False):

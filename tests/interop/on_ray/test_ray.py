@@ -104,7 +104,7 @@ def test_workers_move_values_of_any_type(cluster):
 
     @ray.remote
     def work(rank: int) -> list[list[float]]:
-        from onnxtrain.interop.ray.collective import Collective
+        from onnxtrain.interop.ray import Collective
 
         group, found = Collective(rank, 2, "types"), []
         for dtype in (np.float32, np.dtype("<f4").newbyteorder("<"), ml_dtypes.bfloat16, np.uint16, np.int64, np.bool_):

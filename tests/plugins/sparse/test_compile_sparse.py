@@ -15,7 +15,7 @@ from pruned_models import make_every_layer_sparse, mlp, model_of, pruned, residu
 import onnxtrain
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.plugins.sparse import compile as compiling
-from onnxtrain.plugins.sparse.functions import CONV, LINEAR, TRANSPOSE
+from onnxtrain.plugins.sparse.operators import CONV, LINEAR, TRANSPOSE
 
 RNG = np.random.default_rng(1)
 

@@ -13,8 +13,8 @@ from pruned_models import make_every_layer_sparse, model_of, pruned, run
 
 import onnxtrain
 from onnxtrain.plugins.sparse import compile as compiling
-from onnxtrain.plugins.sparse.functions import CONV
-from onnxtrain.plugins.sparse.layers import attributes
+from onnxtrain.plugins.sparse.edited import attributes
+from onnxtrain.plugins.sparse.operators import CONV
 from sentences import raises_sentence
 
 RNG = np.random.default_rng(3)

@@ -10,8 +10,8 @@ from pruned_models import model_of, pruned, run
 
 import onnxtrain
 from onnxtrain.plugins.sparse import compile as compiling
-from onnxtrain.plugins.sparse.functions import CONV, POOLED
-from onnxtrain.plugins.sparse.layers import attributes
+from onnxtrain.plugins.sparse.edited import attributes
+from onnxtrain.plugins.sparse.operators import CONV, POOLED
 
 RNG = np.random.default_rng(5)
 

@@ -10,8 +10,8 @@ from pruned_models import make_every_layer_sparse, model_of, pruned, run
 
 import onnxtrain
 from onnxtrain.plugins.sparse import compile as compiling
-from onnxtrain.plugins.sparse.functions import LINEAR, TRANSPOSE
-from onnxtrain.plugins.sparse.layers import attributes
+from onnxtrain.plugins.sparse.edited import attributes
+from onnxtrain.plugins.sparse.operators import LINEAR, TRANSPOSE
 
 RNG = np.random.default_rng(5)
 

@@ -13,8 +13,7 @@ import pytest
 import onnxtrain
 from onnxtrain import callbacks
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.plugins.text.generation import continued
-from onnxtrain.plugins.text.text_continuation import text_generator
+from onnxtrain.plugins.text.samples import continued, text_generator
 from plugins.text.chats import CHATS, language_model, tokenizer, write_rows
 from sentences import raises_sentence
 from zoo import language_model as zoo
@@ -119,7 +118,7 @@ def test_a_model_of_fixed_length(files, monkeypatch):
     onnx.save(model, files / "folder" / "model.onnx")
     made = []
     monkeypatch.setattr(
-        "onnxtrain.plugins.text.generation.continued",
+        "onnxtrain.plugins.text.samples.continued",
         lambda *given: made.append((given[0], continued(*given))) or made[-1][1],
     )
     samples = callbacks.Samples("And a smile?", tokens=40)
@@ -150,7 +149,7 @@ def test_a_cache_gives_the_tokens_of_the_whole_sequence(settings, tmp_path):
             known.append(int(own.predict(inputs)["logits"][0, -1].argmax()))
         assert row["answer"] == words.decode(known[len(prompt) :])
     generator = text_generator(own, words)
-    assert type(generator._model).__name__ == "CachedModel"
+    assert generator._model._caches
 
 
 def test_generation_ends():

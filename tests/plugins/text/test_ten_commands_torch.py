@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import onnxtrain
-from onnxtrain.plugins.text.text_continuation import text_generator
+from onnxtrain.plugins.text.samples import text_generator
 from plugins.text.chats import CHATS, TEMPLATES, tokenizer, write_rows
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -96,7 +96,7 @@ def test_the_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Monk
     lora = onnxtrain.Lora(adapter=tmp_path / "kept" / "best.onnx_adapter")
     trainer = onnxtrain.Trainer(tmp_path / "folder", loss="next_token", lora=lora)
     cached = text_generator(trainer)
-    monkeypatch.setattr("onnxtrain.plugins.text.text_continuation.cache_outputs", lambda graph: {})
+    monkeypatch.setattr("onnxtrain.plugins.text.samples.cache_outputs", lambda graph: {})
     whole = text_generator(trainer)
     assert type(cached._model) is not type(whole._model)
     for prompt in ("What is two and two?", "And a smile?"):

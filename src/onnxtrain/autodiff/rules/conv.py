@@ -11,8 +11,18 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, matmul_operands, register_fused
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import add, bounded, multiply, size_of, subtract
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.windows import Windows, kernel_of, spatial_sizes, split_padding, windows_fit, windows_of
+from onnxtrain.autodiff.windows import (
+    Windows,
+    attributes_fit,
+    extents,
+    kernel_of,
+    spatial_sizes,
+    split_padding,
+    unless_default,
+    windows_of,
+)
 from onnxtrain.graph import Builder, Value
 
 
@@ -48,12 +58,9 @@ def _fused_attributes(windows: Windows, group: int) -> dict[str, Any] | None:
 
 
 def _has_kernel(node: ir.Node) -> bool:
-    kernel, strides, dilations, pads = (
-        node.attributes[name].as_ints() for name in ("kernel_shape", "strides", "dilations", "pads")
-    )
     weight = node.inputs[1] if node.op_type == "ConvInputGradient" else node.outputs[0]
     channels = weight.shape[1] if weight is not None and weight.shape is not None else 1
-    return windows_fit(kernel, strides, dilations, pads, channels if isinstance(channels, int) else 1)
+    return attributes_fit(node, channels if isinstance(channels, int) else 1)
 
 
 @register_fused("ConvInputGradient", has_kernel=_has_kernel)
@@ -98,10 +105,8 @@ def _input_gradient(windows: Windows, dy: Value, weight: Value, group: int, x_sh
             return windows.op.Conv(
                 dy,
                 _flipped(windows.op, weight, group, rank),
-                group=None if group == 1 else group,
-                dilations=windows.dilations if set(windows.dilations) != {1} else None,
-                pads=pads if any(pads) else None,
                 kernel_shape=windows.kernel,
+                **unless_default(group=group, dilations=windows.dilations, pads=pads),
             )
     return windows.scatter(dy, weight, group, shape=x_shape)
 
@@ -142,11 +147,8 @@ def convolution_transpose(node: Node, dy: Value) -> Gradients:
     dx = op.Conv(
         dy if pads is not None else windows.padded(dy, windows.axes),
         weight,
-        group=None if group == 1 else group,
-        strides=windows.strides if set(windows.strides) != {1} else None,
-        dilations=windows.dilations if set(windows.dilations) != {1} else None,
-        pads=pads if pads is not None and any(pads) else None,
         kernel_shape=windows.kernel,
+        **unless_default(group=group, strides=windows.strides, dilations=windows.dilations, pads=pads or ()),
     )
     attributes = _fused_attributes(windows, group)
     if attributes is None:
@@ -168,42 +170,16 @@ def _windows_over_output(node: Node, dy: Value, weight: Value) -> Windows:
         pads = (node.attribute("pads") if mode == "NOTSET" else None) or [0] * (2 * rank)
         behind = zip(pads[rank:], more, strict=True)
         return windows._replace(begin=tuple(pads[:rank]), end=tuple(max(p - m, 0) for p, m in behind))
-    return _with_total(node, windows, weight, more, None if wanted is None else wanted[-rank:])
-
-
-def _with_total(
-    node: Node, windows: Windows, weight: Value, more: tuple[int, ...], wanted: list[int] | None
-) -> Windows:
-    """Return windows padded for the output's size: as given, or with auto_pad the input's size times the stride."""
-    upper = node.attribute("auto_pad", "NOTSET") == "SAME_UPPER"
-    sizes = spatial_sizes(node.x)
-    if windows.kernel is None or (wanted is not None and sizes is None):
-        return _with_total_in_graph(node, windows, weight, more, wanted)
+    # The padding follows from the output's size: as given, or with auto_pad the input's size times the stride.
     begin, end = [], []
-    for axis, (stride, extent, extra) in enumerate(zip(windows.strides, windows.extent, more, strict=True)):
-        total = extra + extent - stride
-        if wanted is not None and sizes is not None:
-            total = stride * (sizes[axis] - 1) + extra + extent - wanted[axis]
-        first = max(total // 2 if upper else total - total // 2, 0)
+    for axis, (stride, extent, extra) in enumerate(zip(strides, extents(windows, weight), more, strict=True)):
+        total = add(extent, extra - stride)
+        if wanted is not None:
+            total = add(add(total, multiply(size_of(node.x, 2 + axis), stride)), -wanted[-rank:][axis])
+        first, _ = split_padding(node.op, total, mode == "SAME_UPPER")
         begin.append(first)
-        end.append(max(total - first - extra, 0))
+        end.append(bounded(node.op, subtract(subtract(total, extra), first)))
     return windows._replace(begin=tuple(begin), end=tuple(end))
-
-
-def _with_total_in_graph(
-    node: Node, windows: Windows, weight: Value, more: tuple[int, ...], wanted: list[int] | None
-) -> Windows:
-    """Emit the same padding, of sizes that are known at run time."""
-    op, upper = node.op, node.attribute("auto_pad", "NOTSET") == "SAME_UPPER"
-    kernel, strides, one = windows.kernel, np.asarray(windows.strides), np.ones(windows.rank, np.int64)
-    positions = op.Shape(weight, start=2) if kernel is None else op.ints(*kernel)
-    extent = (positions - one) * np.asarray(windows.dilations) + one
-    size = op.Shape(node.x, start=2)
-    output = size * strides if wanted is None else op.ints(*wanted)
-    natural = (size - one) * strides + extent
-    begin, _ = split_padding(op, natural + np.asarray(more) - output, upper)
-    end = op.Max(natural - output - begin, op.constant(0, np.int64))
-    return windows._replace(begin=begin, end=end)
 
 
 # dw in standard operators is a matmul for each position of the kernel, or one convolution. Milliseconds on two cores
@@ -243,13 +219,6 @@ def weight_gradient(windows: Windows, x: Value, dy: Value, weight: Value, group:
 
     Small depthwise filters are a special case: the second derivative of the convolution is a grouped transposed
     convolution, which ONNX's reference evaluator does not compute (workarounds: evaluated ConvTranspose).
-
-    Args:
-        windows: The windows over ``x``.
-        x: [batch, inputs, spatial...].
-        dy: [batch, outputs, spatial...], one position per window.
-        weight: Gives the result its shape [outputs, inputs / group, kernel...].
-        group: Number of groups of channels.
     """
     static = weight.static_shape
     if static is None or windows.kernel is None:
@@ -333,10 +302,7 @@ def _as_convolution(windows: Windows, x: Value, dy: Value, weight: Value, group:
     result = op.Conv(
         image,
         kernel,
-        group=None if group == 1 else group,
-        strides=windows.dilations if set(windows.dilations) != {1} else None,
-        dilations=windows.strides if set(windows.strides) != {1} else None,
-        pads=pads if pads is not None and any(pads) else None,
+        **unless_default(group=group, strides=windows.dilations, dilations=windows.strides, pads=pads or ()),
     )
     if set(windows.strides) != {1} and not _fits_exactly(windows, x, dy):
         ends = op.ints(*windows.kernel) if windows.kernel is not None else op.Shape(weight, start=2)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.placement import Size, as_value, count_to, identity_matrix, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import spatial_sizes
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.limits import check_positions, fits
+from onnxtrain.graph.limits import check_positions
 
 
 @register_gradient("Col2Im")
@@ -23,16 +24,12 @@ def columns_to_image(node: Node, dy: Value) -> Gradients:
     """
     op, image, block = node.op, node.input_required(1), node.input_required(2)
     known = block.constant()
-    if known is not None and fits(*(int(n) for n in (*known, *known))):
-        size = math.prod(int(n) for n in known)
-        filters = op.constant(np.eye(size).reshape(size, 1, *(int(n) for n in known)), dy.dtype)
-    else:
-        elements = op.ReduceProd(block, keepdims=1)
-        eye = op.EyeLike(op.ConstantOfShape(op.Concat(elements, elements, axis=0)), dtype=dy.dtype)
-        filters = op.Reshape(eye, op.Concat(elements, op.ints(1), block, axis=0))
+    size: Size = op.ReduceProd(block, keepdims=1) if known is None else math.prod(known.tolist())
+    eye = identity_matrix(op, size, size, dy.dtype)
+    filters = op.Reshape(eye, op.Concat(as_value(op, size), op.ints(1), block, axis=0))
     single = op.Reshape(dy, op.Concat(op.ints(-1, 1), image, axis=0))
-    attributes = {name: node.attribute(name) for name in ("strides", "dilations", "pads")}
-    return op.Reshape(op.Conv(single, filters, **attributes), op.shape_of(node.x)).with_shape(node.x.shape)
+    columns = op.Conv(single, filters, **node.attributes("strides", "dilations", "pads"))
+    return op.Reshape(columns, op.shape_of(node.x)).with_shape(node.x.shape)
 
 
 class _Corner(NamedTuple):
@@ -76,9 +73,9 @@ def deformable_convolution(node: Node, dy: Value) -> Gradients:
     masked = d if wide_mask is None else d * op.Unsqueeze(wide_mask, last)
     if wide_mask is not None:
         products = [p * wide_mask for p in products]
-    by_y = op.Sum(*(corner.by_y * p for corner, p in zip(corners, products, strict=True)))
-    by_x = op.Sum(*(corner.by_x * p for corner, p in zip(corners, products, strict=True)))
-    both = op.Concat(op.Unsqueeze(by_y, op.ints(3)), op.Unsqueeze(by_x, op.ints(3)), axis=3)
+    pairs = list(zip(corners, products, strict=True))
+    moved = op.Sum(*(corner.by_y * p for corner, p in pairs)), op.Sum(*(corner.by_x * p for corner, p in pairs))
+    both = op.Concat(*(op.Unsqueeze(by, op.ints(3)) for by in moved), axis=3)
     doffset = op.reshape_like(both, node.input_required(2))
     weighted = [op.Unsqueeze(c.weight, last) * v for c, v in zip(corners, around, strict=True)]
     sampled = op.Sum(*weighted)
@@ -102,16 +99,14 @@ def _corners(node: Node, kernel: tuple[int, int], offset_groups: int) -> tuple[V
     grid = np.stack([g.reshape(-1) for g in np.indices(kernel)])
     lows, parts = [], []
     for axis in (0, 1):
-        number = op.Range(op.constant(0, np.int64), _scalar(op, offset, 2 + axis), op.constant(1, np.int64))
-        starts = op.cast(number, x.dtype) * float(strides[axis]) - float(pads[axis])
+        starts = op.cast(count_to(op, size_of(offset, 2 + axis)), x.dtype) * float(strides[axis]) - float(pads[axis])
         starts = op.Unsqueeze(starts, op.ints(1)) if axis == 0 else starts
         within = op.constant((grid[axis] * dilations[axis]).reshape(-1, 1, 1), x.dtype)
         point = op.Squeeze(split[axis], op.ints(3)) + starts + within
         lows.append(op.Floor(point))
         parts.append(point - lows[-1])
     height, width = op.dimension(x, 2), op.dimension(x, 3)
-    images = op.Range(op.constant(0, np.int64), op.Squeeze(op.Shape(x, end=1)), op.constant(1, np.int64))
-    first = op.Unsqueeze(images, op.ints(1)) * offset_groups + np.arange(offset_groups)
+    first = op.Unsqueeze(count_to(op, size_of(x, 0)), op.ints(1)) * offset_groups + np.arange(offset_groups)
     first = op.Unsqueeze(first, op.ints(2, 3, 4))
     corners = []
     for down in (0, 1):
@@ -126,10 +121,6 @@ def _corners(node: Node, kernel: tuple[int, int], offset_groups: int) -> tuple[V
             toward_x = share_y * inside * (1.0 if right else -1.0)
             corners.append(_Corner(flat, share_y * share_x * inside, toward_y, toward_x))
     return lows[0], corners
-
-
-def _scalar(op: Builder, x: Value, axis: int) -> Value:
-    return op.Squeeze(op.dimension(x, axis))
 
 
 def _within(op: Builder, index: Value, size: Value) -> Value:

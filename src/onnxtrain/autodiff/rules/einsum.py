@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import identity_matrix, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.inference import broadcast_shapes
-from onnxtrain.graph.limits import fits
 from onnxtrain.graph.value import Dimension
 
 Term = list[str]
@@ -136,15 +134,8 @@ def _on_diagonals(op: Builder, dx: Value, x: Labeled) -> Value:
     for label, count in Counter(x.term).items():
         axes = [axis for axis, other in enumerate(x.term) if other == label]
         for pair in itertools.pairwise(axes) if count > 1 else ():
-            eye = _identity(op, x.value, pair[0])
+            size = size_of(x.value, pair[0])
+            eye = identity_matrix(op, size, size, x.value.dtype)
             rest = [axis for axis in range(len(x.term)) if axis not in pair]
             dx = dx * (op.Unsqueeze(eye, op.ints(*rest)) if rest else eye)
     return dx
-
-
-def _identity(op: Builder, x: Value, axis: int) -> Value:
-    size = op.dimension(x, axis)
-    known = size.constant()
-    if known is not None and fits(int(known[0]), int(known[0])):
-        return op.constant(np.eye(int(known[0])), x.dtype)
-    return op.EyeLike(op.ConstantOfShape(op.Concat(size, size, axis=0)), dtype=x.dtype)

@@ -1,17 +1,18 @@
-"""Element-wise functions of one tensor: powers, exponentials, trigonometry, casts, Clip."""
+"""Element-wise functions of one tensor: powers, exponentials, trigonometry, casts, Clip; and chains of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.squares import is_sum_of_squares
 from onnxtrain.graph import Value
+from onnxtrain.graph.value import behind, constant_number, constant_tensor
 
 
 @register_gradient("Identity")
@@ -53,11 +54,68 @@ def square_root(node: Node, dy: Value) -> Gradients:
 
 
 def root_gradient(node: Node, dx: Value) -> Value:
-    """The gradient dx of a root; 0 at 0 where it is the root of a sum of squares."""
-    if not is_sum_of_squares(node.x.ir):
+    """The gradient dx of a root; 0 at 0 where it is the root of a sum of squares.
+
+    The root has an infinite gradient at 0, and the squares multiply it by 0, which gives NaN. PyTorch's ``std`` and
+    ``cdist``, of which exporters write such sums, have the gradient 0 there, as ReduceL2 does here.
+    """
+    if not _is_sum_of_squares(node.x.ir):
         return dx
     zero = node.op.scalar(0, dx)
     return node.op.Where(node.op.Equal(node.y, node.op.scalar(0, node.y)), zero, dx)
+
+
+_SAME: Final = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand"})
+
+_STEPS: Final = 16
+"""Nodes that are searched for what a factor depends on."""
+
+
+def _is_sum_of_squares(value: ir.Value | None) -> bool:
+    """Return whether a value is a sum or a mean of squares, or of other powers above one, perhaps scaled."""
+    node = _producer(value)
+    if node is None or node.op_type in ("ReduceSumSquare", "ReduceSum", "ReduceMean"):
+        return node is not None and (node.op_type == "ReduceSumSquare" or _is_square(node.inputs[0]))
+    if node.op_type == "Div":
+        return _is_sum_of_squares(node.inputs[0])
+    if node.op_type != "Mul":
+        return False
+    one, other = node.inputs
+    return (_is_sum_of_squares(one) and _is_fixed(other)) or (_is_sum_of_squares(other) and _is_fixed(one))
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Return whether a value depends on constants and sizes alone, such as the number of examples minus one."""
+    waiting = [value]
+    for _ in range(_STEPS):
+        if not waiting:
+            return True
+        value = waiting.pop()
+        if value is None or constant_tensor(value) is not None:
+            continue
+        node = value.producer()
+        if node is None or node.domain:
+            return False
+        if node.op_type not in ("Shape", "Size"):
+            waiting += node.inputs[:1] if node.op_type == "CastLike" else node.inputs
+    return False
+
+
+def _is_square(value: ir.Value | None) -> bool:
+    node = _producer(value)
+    if node is None:
+        return False
+    if node.op_type == "Mul":
+        return node.inputs[0] is node.inputs[1]
+    exponent = constant_number(node.inputs[1]) if node.op_type == "Pow" else None
+    return exponent is not None and exponent > 1
+
+
+def _producer(value: ir.Value | None) -> ir.Node | None:
+    """Return the node of ONNX that computes the elements of a value."""
+    source = behind(value, _SAME)
+    node = None if source is None else source.producer()
+    return None if node is None or node.domain else node
 
 
 @register_gradient("Exp")
@@ -193,3 +251,16 @@ def _total(value: Value, bound: Value) -> Value:
     """The sum of all elements in the shape of a bound, which has one element."""
     op = value.op
     return op.reshape_like(op.ReduceSum(value, keepdims=0), bound)
+
+
+@register_fused("Elementwise")
+def elementwise(node: Node) -> Sequence[Value]:
+    """y = the last step of a program over x0, x1, ...: ``Sigmoid x0;Mul x0 s0`` is x0 sigmoid(x0)."""
+    op, x = node.op, node.x
+    values = {f"x{place}": value for place, value in enumerate(node.inputs) if value is not None}
+    for place, step in enumerate(node.attribute("program").split(";")):
+        name, *operands = step.split()
+        given = [values[operand] for operand in operands]
+        result = op.cast(given[0], x.dtype) if name == "Cast" else op.several(name, *given, outputs=1)[0]
+        values[f"s{place}"] = result.with_shape(x.shape)
+    return [result]

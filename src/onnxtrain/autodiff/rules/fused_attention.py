@@ -82,19 +82,20 @@ def _swapped(value: Value) -> Value:
     return value.op.Transpose(value, perm=[0, 2, 1, 3])
 
 
-@register_fused(ATTENTION)
+def _operands(node: Node, first: int = 0) -> tuple[list[Value], Value | None]:
+    """q, k and v from the input at ``first`` on, or the one that packs them, and the bias behind all others."""
+    gradient = 2 if node.operator in (ATTENTION_GRADIENT, PACKED_GRADIENT) else 0  # y and log_sum
+    count = 1 if node.operator in (PACKED, PACKED_GRADIENT) else 3
+    return [node.input_required(first + index) for index in range(count)], node.input(first + count + gradient)
+
+
+@register_fused(ATTENTION, PACKED)
 def attention(node: Node) -> Sequence[Value | None]:
-    """From q, k, v and bias?: y = softmax(scale q kᵀ + bias) v [b, s, h, e] and log Σ_t exp(score) [b, h, s]."""
-    return _attend(node, [node.x, node.input_required(1), node.input_required(2)], node.input(3))
+    """From q, k and v, or these in one, and bias?: y = softmax(scale q kᵀ + bias) v [b, s, h, e] and log-sum [b, h, s].
 
-
-@register_fused(PACKED)
-def packed_attention(node: Node) -> Sequence[Value | None]:
-    """From q, k and v in one [b, s, 3, h, d], and bias?: y and the log-sum, as ``Attention``."""
-    return _attend(node, [node.x], node.input(1))
-
-
-def _attend(node: Node, given: Sequence[Value], bias: Value | None) -> list[Value | None]:
+    The log-sum is log Σ_t exp(score).
+    """
+    given, bias = _operands(node)
     parts = _attention(node, *_apart(given), bias)
     log_sum = _log_sum(parts.scores) if node.has_output(1) else None
     return [_swapped(_product(node, parts.probability, parts.values)), log_sum]
@@ -113,26 +114,14 @@ def _log_sum(scores: Value) -> Value:
     return op.Squeeze(total, last)
 
 
-@register_gradient(ATTENTION, domain=ONNXTRAIN_DOMAIN)
+@register_gradient(ATTENTION, PACKED, domain=ONNXTRAIN_DOMAIN)
 def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Gradients:
     """y = p v, p = softmax(z), z = scale q kᵀ + bias: dz = p (dy vᵀ - Σ_t p dy vᵀ), dv = pᵀ dy, dq = scale dz k.
 
     dk = scale dzᵀ q, dbias = dz summed to its shape. The kernel takes no gradient of the log-sum (its derivative is p):
     where there is one, the rule writes standard operators.
     """
-    given = [node.x, node.input_required(1), node.input_required(2)]
-    return _gradients_of_inputs(node, ATTENTION_GRADIENT, given, node.input(3), dy, dlog_sum)
-
-
-@register_gradient(PACKED, domain=ONNXTRAIN_DOMAIN)
-def packed_attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Gradients:
-    """As the gradient of ``Attention``, with dq, dk and dv in one."""
-    return _gradients_of_inputs(node, PACKED_GRADIENT, [node.x], node.input(1), dy, dlog_sum)
-
-
-def _gradients_of_inputs(
-    node: Node, operator: str, given: Sequence[Value], bias: Value | None, dy: Value, dlog_sum: Value | None
-) -> list[Value | None]:
+    given, bias = _operands(node)
     q = given[0]
     if node.arrives(_LOG_SUM):
         parts = _attention(node, *_apart(given), bias)
@@ -146,29 +135,20 @@ def _gradients_of_inputs(
     log_sum = node.output_required(1, q.dtype, shape)
     settings = {"scale": float(node.attribute("scale")), "zero_empty_rows": node.attribute("zero_empty_rows", 0)}
     like = [*given, *([bias] if node.wants(bias) else [])]
+    operator = f"{node.operator}Gradient"
     found = emit(node.op, operator, dy, *given, node.y, log_sum, bias, like=like, **settings)
     return [*found, None][: len(node.inputs)]
 
 
-@register_fused(ATTENTION_GRADIENT)
+@register_fused(ATTENTION_GRADIENT, PACKED_GRADIENT)
 def attention_gradient(node: Node) -> Sequence[Value]:
     """From dy, q, k, v, y, log_sum and bias?: dq = scale dz k, dk = scale dzᵀ q, dv = pᵀ dy, dz = p (dp - Σ_t p dp).
 
-    dp = dy vᵀ; dbias? is dz, summed to the shape of the bias. The kernel uses p = exp(z - log_sum) and
-    Σ_t p dp = Σ_e dy y; the body computes both from q, k, v and bias alone, so that the second derivative is with
-    respect to these.
+    dp = dy vᵀ; dbias? is dz, summed to the shape of the bias; q, k and v may be in one, and so are their gradients. The
+    kernel uses p = exp(z - log_sum) and Σ_t p dp = Σ_e dy y; the body computes both from q, k, v and bias alone, so
+    that the second derivative is with respect to these.
     """
-    return _gradient(node, [node.input_required(index) for index in (1, 2, 3)], node.input(6))
-
-
-@register_fused(PACKED_GRADIENT)
-def packed_attention_gradient(node: Node) -> Sequence[Value]:
-    """From dy, q, k and v in one, y, log_sum and bias?: dq, dk and dv in one, and dbias?, as ``AttentionGradient``."""
-    return _gradient(node, [node.input_required(1)], node.input(4))
-
-
-def _gradient(node: Node, given: Sequence[Value], bias: Value | None) -> list[Value]:
-    op = node.op
+    op, (given, bias) = node.op, _operands(node, 1)
     parts = _attention(node, *_apart(given), bias)
     dp, p = _dp(node, parts, node.x), parts.probability
     dscores = p * (dp - op.ReduceSum(dp * p, op.ints(_LAST), keepdims=1))

@@ -59,11 +59,11 @@ def fused_batch_normalization(node: Node) -> Sequence[Value]:
     scale, bias, old_mean, old_variance = (node.input_required(index) for index in range(1, 5))
     x = flat_images(node.x) if node.x.rank is None else node.x
     rank = x.rank or 3
-    centred, inverse = standardize(op, x, [0, *range(2, rank)], node.attribute("epsilon", _EPSILON))
+    over = op.ints(0, *range(2, rank))
+    centred, inverse = standardize(x, over, node.attribute("epsilon", _EPSILON))
     y = image_like(centred * inverse * column(op, scale, rank) + column(op, bias, rank), node.x)
     y = y if addend is None else y + addend
     name = node.attribute(ACTIVATION, "")
-    over = op.ints(0, *range(2, rank))
     own = [op.ReduceMean(value, over, keepdims=0).with_shape(scale.shape) for value in (x, centred * centred)]
     momentum: float = node.attribute("momentum", _MOMENTUM)
     running = [old * momentum + new * (1 - momentum) for old, new in zip((old_mean, old_variance), own, strict=True)]

@@ -20,10 +20,9 @@ from onnxtrain.autodiff.engine import Engine
 from onnxtrain.autodiff.fused import VERSION, emit, register_fused
 from onnxtrain.autodiff.node import Node, Seeds
 from onnxtrain.autodiff.path import Forward
-from onnxtrain.autodiff.registry import Body, Gradients, Rule, register_gradient
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules import gated, recurrent
-from onnxtrain.autodiff.rules.recurrent import Direction, Sequences, clipped, split
-from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
+from onnxtrain.autodiff.rules.recurrent import Activation, Direction, Sequences, activations, clipped, split
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
@@ -35,6 +34,7 @@ INPUTS = {"LSTM": 8, "GRU": 6, "RNN": 6}
 _LENGTHS = 4
 _FOLLOW_FROM_VALUE = frozenset({"Sigmoid", "Tanh", "Relu"})
 _ATTRIBUTES = ("direction", "hidden_size", "clip", "input_forget", "linear_before_reset")
+_FUNCTIONS = ("activations", "activation_alpha", "activation_beta")
 _PARTS = frozenset({"Expand", "Identity", "Slice", "Squeeze", "Unsqueeze"})  # zeros of zeros
 _ONLY = {"input_forget": "LSTM", "linear_before_reset": "GRU"}
 
@@ -69,9 +69,8 @@ def settings(node: Node) -> dict[str, Any]:
     Raises:
         GradientError: An activation function is unknown.
     """
-    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
-    functions = [f for one in activations(node, OPERATORS[node.operator], directions) for f in one]
-    return {name: node.attribute(name) for name in _ATTRIBUTES} | {
+    functions = _functions(node)
+    return node.attributes(*_ATTRIBUTES) | {
         "activations": " ".join(function.name for function in functions),
         "activation_alpha": [function.alpha or 0.0 for function in functions],
         "activation_beta": [function.beta or 0.0 for function in functions],
@@ -93,20 +92,15 @@ def _saved_count(node: Node) -> int:
     return 2 if node.operator == "LSTM" or keeps_linear(node) else 1
 
 
-def _sides(node: Node, hidden: Value) -> tuple[Sequences, list[Direction]]:
-    """The directions of a node with the states ``hidden``, without gradients."""
-    sequences = Sequences(node)
-    functions = activations(node, OPERATORS[node.operator], sequences.count)
-    return sequences, [
-        recurrent.one_direction(sequences, hidden, [None] * 3, direction, functions[direction])
-        for direction in range(sequences.count)
-    ]
+def _functions(node: Node) -> list[Activation]:
+    """The activation functions of all directions of a standard or fused node."""
+    count = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
+    return [function for one in activations(node, OPERATORS[node.operator], count) for function in one]
 
 
 def _standard(node: Node) -> tuple[Value, ...]:
     """The standard operator with the inputs and attributes of a fused node."""
-    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
-    functions = [f for one in activations(node, OPERATORS[node.operator], directions) for f in one]
+    functions = _functions(node)
     outputs = node.op.several(
         node.operator,
         *node.inputs,
@@ -114,30 +108,12 @@ def _standard(node: Node) -> tuple[Value, ...]:
         activations=[function.name for function in functions],
         activation_alpha=[function.alpha for function in functions if function.alpha is not None] or None,
         activation_beta=[function.beta for function in functions if function.beta is not None] or None,
-        **{name: node.attribute(name) for name in _ATTRIBUTES if _ONLY.get(name, node.operator) == node.operator},
+        **node.attributes(*(name for name in _ATTRIBUTES if _ONLY.get(name, node.operator) == node.operator)),
     )
     for output, like in zip(outputs, node.outputs, strict=False):
         output.ir.dtype = node.x.dtype
         output.with_shape(like.shape)
     return outputs
-
-
-def _body(keep: Any) -> Body:
-    """The body of a fused operator: the standard operator, and the values that ``keep`` saves of each direction."""
-
-    def body(fused: Node) -> Sequence[Value | None]:
-        node = fused.with_values(standard_inputs(fused))
-        results = _standard(node)
-        hidden = results[0] if results[0].rank is not None else results[0].with_shape((None,) * 4)
-        sequences, sides = _sides(node, hidden)
-        saved: list[list[Value]] = []
-        for direction, one in enumerate(sides):
-            saved.append([sequences.turned(value, direction) for value in keep(one)])
-        axes = (2, 1) if node.operator == "LSTM" else (2, 2)
-        parts = zip(*saved, strict=True)
-        return [*results, *(sequences.together(part, axis) for part, axis in zip(parts, axes, strict=False))]
-
-    return body
 
 
 def _gate(one: Direction, function: Activation, value: Value) -> tuple[Value, Value]:
@@ -190,39 +166,30 @@ def _keep_gru(one: Direction) -> list[Value]:
     return [_joined(z, r, _gate(one, function, candidate + reset * linear)[1]), linear.with_shape((None,) * 3)]
 
 
-def _rule(operator: str) -> Rule:
-    """The gradient rule of a fused operator: one node that also reads the saved values."""
-
-    def rule(node: Node, *dys: Value | None) -> Gradients:
-        """One node from X ... P, Y, the saved values, and the gradients of Y and the last states."""
-        inputs = standard_inputs(node)
-        count = states(operator)
-        for index in range(count + _saved_count(node)):
-            node.output_required(index, node.x.dtype)
-        saved = node.outputs[count:]
-        arriving = [None if dy is None or is_zero(dy) else dy for dy in dys[:count]]
-        arriving += [None] * (count - len(arriving))
-        wanted = [value if index != _LENGTHS and node.wants(value) else None for index, value in enumerate(inputs)]
-        second = saved[1] if len(saved) > 1 else None
-        gate_parts = [saved[0], second] if operator == "GRU" else [saved[0]]
-        likes = [*gate_parts, *(value for index, value in enumerate(wanted) if index != _LENGTHS)]
-        while likes[-1] is None:
-            likes.pop()
-        read = all_inputs(node, [*inputs, node.y, saved[0], *([] if operator == "RNN" else [second]), *arriving])
-        found = emit(node.op, f"{operator}Gradient", *read, like=likes, **_attributes(node))
-        for value, like in zip(found, likes, strict=True):
-            if like is None:
-                value.ir.name = ""
-        gradients: list[Value | None] = [*found[len(gate_parts) :], *[None] * len(inputs)]
-        gradients.insert(_LENGTHS, None)
-        return [None if value is None else gradient for value, gradient in zip(wanted, gradients, strict=False)]
-
-    return rule
-
-
-def _attributes(node: Node) -> dict[str, Any]:
-    names = (*_ATTRIBUTES, "activations", "activation_alpha", "activation_beta")
-    return {name: node.attribute(name) for name in names}
+@register_gradient(*OPERATORS, domain=ONNXTRAIN_DOMAIN)
+def recurrent_rule(node: Node, *dys: Value | None) -> Gradients:
+    """One node from X ... P, Y, the saved values, and the gradients of Y and the last states."""
+    inputs = standard_inputs(node)
+    operator, count = node.operator, states(node.operator)
+    for index in range(count + _saved_count(node)):
+        node.output_required(index, node.x.dtype)
+    saved = node.outputs[count:]
+    arriving = [None if dy is None or is_zero(dy) else dy for dy in dys[:count]]
+    arriving += [None] * (count - len(arriving))
+    wanted = [value if index != _LENGTHS and node.wants(value) else None for index, value in enumerate(inputs)]
+    second = saved[1] if len(saved) > 1 else None
+    gate_parts = [saved[0], second] if operator == "GRU" else [saved[0]]
+    likes = [*gate_parts, *(value for index, value in enumerate(wanted) if index != _LENGTHS)]
+    while likes[-1] is None:
+        likes.pop()
+    read = all_inputs(node, [*inputs, node.y, saved[0], *([] if operator == "RNN" else [second]), *arriving])
+    found = emit(node.op, f"{operator}Gradient", *read, like=likes, **node.attributes(*_ATTRIBUTES, *_FUNCTIONS))
+    for value, like in zip(found, likes, strict=True):
+        if like is None:
+            value.ir.name = ""
+    gradients: list[Value | None] = [*found[len(gate_parts) :], *[None] * len(inputs)]
+    gradients.insert(_LENGTHS, None)
+    return [None if value is None else gradient for value, gradient in zip(wanted, gradients, strict=False)]
 
 
 def is_zero(value: Value) -> bool:
@@ -237,25 +204,26 @@ def is_zero(value: Value) -> bool:
     return fill is None or not fill.as_tensor().numpy().any()
 
 
-def _gradient_body(operator: str, rule: Any) -> Body:
-    """The body of a gradient: the rule of the standard operator, which reads Y and none of the saved values."""
-
-    def body(node: Node) -> Sequence[Value | None]:
-        count = INPUTS[operator]
-        first = count + (2 if operator == "RNN" else 3)
-        dys = [given(node, first + index) for index in range(states(operator))]
-        standard = Node(node.ir, node.op, pull_back=_pull_back)
-        view = standard.with_values(standard_inputs(node), [node.input_required(count)])
-        sequences = Sequences(view)
-        parts = recurrent.each_direction(sequences, dys, OPERATORS[operator], rule(node))
-        gate_parts: list[Value | None] = [_in_time(sequences, [part.dgates for part in parts])]
-        if operator == "GRU":
-            linear = [part.dlinear for part in parts if part.dlinear is not None]
-            gate_parts.append(_in_time(sequences, linear) if linear else None)
-        gradients = recurrent.joined(sequences, parts)
-        return [*gate_parts, *(value for index, value in enumerate(gradients) if index != _LENGTHS)]
-
-    return body
+@register_fused(*(f"{name}Gradient" for name in OPERATORS))
+def recurrent_gradient(node: Node) -> Sequence[Value | None]:
+    """The rule of the standard operator, which reads Y and none of the saved values."""
+    operator = _standard_name(node)
+    count, direction_rule = INPUTS[operator], _RULES[operator]
+    if keeps_linear(node):
+        direction_rule = gated.gru_reset_after
+    first = count + (2 if operator == "RNN" else 3)
+    dys = [given(node, first + index) for index in range(states(operator))]
+    standard = Node(node.ir, node.op, pull_back=_pull_back)
+    view = standard.with_values(standard_inputs(node), [node.input_required(count)])
+    sequences = Sequences(view)
+    sides = recurrent.directions(sequences, recurrent.visible_output(view), dys, OPERATORS[operator])
+    parts = [direction_rule(one) for one in sides]
+    gate_parts: list[Value | None] = [_in_time(sequences, [part.dgates for part in parts])]
+    if operator == "GRU":
+        linear = [part.dlinear for part in parts if part.dlinear is not None]
+        gate_parts.append(_in_time(sequences, linear) if linear else None)
+    gradients = recurrent.joined(sequences, parts)
+    return [*gate_parts, *(value for index, value in enumerate(gradients) if index != _LENGTHS)]
 
 
 def _pull_back(op: Builder, seeds: Seeds, xs: Sequence[ir.Value]) -> list[Value | None]:
@@ -268,15 +236,22 @@ def _in_time(sequences: Sequences, parts: Sequence[Value]) -> Value:
     return sequences.together([sequences.turned(part, d) for d, part in enumerate(parts)], 2)
 
 
-def _gru_rule(node: Node) -> Any:
-    return gated.gru_reset_after if keeps_linear(node) else gated.gru_reset_before
+_KEEP = {"LSTM": _keep_lstm, "GRU": _keep_gru, "RNN": _keep_rnn}
+"""The values that each operator saves of a direction."""
+
+_RULES = {"LSTM": gated.lstm_direction, "GRU": gated.gru_reset_before, "RNN": recurrent.rnn_direction}
 
 
-for _name, _keep, _standard_rule in (
-    ("LSTM", _keep_lstm, lambda node: gated.lstm_direction),
-    ("GRU", _keep_gru, _gru_rule),
-    ("RNN", _keep_rnn, lambda node: recurrent.rnn_direction),
-):
-    register_fused(_name)(_body(_keep))
-    register_gradient(_name, domain=ONNXTRAIN_DOMAIN)(_rule(_name))
-    register_fused(f"{_name}Gradient")(_gradient_body(_name, _standard_rule))
+@register_fused(*OPERATORS)
+def recurrent_body(fused: Node) -> Sequence[Value | None]:
+    """The standard operator, and the values that are saved of each direction."""
+    node = fused.with_values(standard_inputs(fused))
+    results = _standard(node)
+    hidden = results[0] if results[0].rank is not None else results[0].with_shape((None,) * 4)
+    sequences = Sequences(node)
+    sides = recurrent.directions(sequences, hidden, [None], OPERATORS[node.operator])
+    keep = _KEEP[node.operator]
+    saved = [[sequences.turned(value, index) for value in keep(one)] for index, one in enumerate(sides)]
+    axes = (2, 1) if node.operator == "LSTM" else (2, 2)
+    parts = zip(*saved, strict=True)
+    return [*results, *(sequences.together(part, axis) for part, axis in zip(parts, axes, strict=False))]

@@ -14,6 +14,7 @@ from onnxtrain.autodiff.rules.recurrent import (
     outer_sum,
     scan,
     split,
+    states_before,
     sum_over_steps,
 )
 from onnxtrain.graph import Builder, Value
@@ -58,7 +59,7 @@ def cells_of(one: Direction, gates: Value) -> tuple[Value, Value]:
 
     _, cells = scan(one.node.op, [one.cell], [gates], forward, reverse=False)
     cells.with_shape(one.hidden.shape)
-    return cells, _before(cells, one.cell)
+    return cells, states_before(cells, one.cell)
 
 
 def lstm_direction(one: Direction) -> Found:
@@ -78,30 +79,15 @@ def lstm_direction(one: Direction) -> Found:
     size = shape[2]
     gates = one.gates().with_shape((*shape[:2], 4 * size if isinstance(size, int) else None))
     cells, earlier = cells_of(one, gates)
-    sequences = [gates, earlier, one.dhidden, *one.masks()]
+    sequences = [gates, earlier, one.dhidden, *one.mask]
     dh, dc, da = scan(op, list(one.dlast), sequences, backward, reverse=True)
     da.with_shape(gates.shape)
-    dbias = sum_over_steps(da)
     peepholes = None
     if one.peepholes is not None:
         di, do, df, _ = split(da, 4)
         parts = [sum_over_steps(part) for part in (di * earlier, do * cells, df * earlier)]
         peepholes = op.Concat(*parts, axis=0)
-    return Found(
-        da @ one.weight,
-        outer_sum(da, one.x),
-        outer_sum(da, one.before),
-        op.Concat(dbias, dbias, axis=0),
-        [dh, dc],
-        da,
-        peepholes,
-    )
-
-
-def _before(values: Value, initial: Value) -> Value:
-    op = values.op
-    earlier = op.Slice(values, op.ints(0), op.ints(-1), op.ints(0))
-    return op.Concat(op.Unsqueeze(initial, op.ints(0)), earlier, axis=0).with_shape(values.shape)
+    return Found.of(one, da, [dh, dc], dpeepholes=peepholes)
 
 
 @register_gradient("GRU")
@@ -161,18 +147,14 @@ def gru_reset_before(one: Direction) -> Found:
         dzr, dbefore = certain([dzr, dbefore])
         dzr = dzr + dreset
         back = dbefore + dbefore_reset + dzr @ body.wrap(r_gates.ir)
-        zero = body.zeros_like(dh)
-        return [chosen(mask, back.with_shape(dh.shape), dh)], [
-            chosen(mask, dzr, body.Concat(zero, zero, axis=1)),
-            chosen(mask, dn, zero),
-        ]
+        parts = [dzr, dn]
+        return [chosen(mask, back.with_shape(dh.shape), dh)], [chosen(mask, d, body.zeros_like(d)) for d in parts]
 
-    sequences = [gates, candidate, one.before, one.dhidden, *one.masks()]
+    sequences = [gates, candidate, one.before, one.dhidden, *one.mask]
     dinitial, dgates, dcandidate = scan(op, [one.dlast[0]], sequences, step, reverse=True)
     da = op.Concat(dgates, dcandidate, axis=2)
-    dbias = sum_over_steps(da)
     drecurrence = op.Concat(outer_sum(dgates, one.before), outer_sum(dcandidate, reset), axis=0)
-    return Found(da @ one.weight, outer_sum(da, one.x), drecurrence, op.Concat(dbias, dbias, axis=0), [dinitial], da)
+    return Found.of(one, da, [dinitial], drecurrence)
 
 
 def _gru_step(one: Direction, zr: Value, n: Value, before: Value) -> tuple[Value, Value]:
@@ -198,17 +180,11 @@ def gru_reset_after(one: Direction) -> Found:
         h = new + z * (before - new)
         dzr, dn, dq, dbefore = certain(node.pull_back(body, [(h, dh + dy)], [zr, n, q, before]))
         back = dbefore + dzr @ body.wrap(r_gates.ir) + dq @ body.wrap(r_candidate.ir)
-        zero = body.zeros_like(dh)
-        return [chosen(mask, back.with_shape(dh.shape), dh)], [
-            chosen(mask, dzr, body.Concat(zero, zero, axis=1)),
-            chosen(mask, dn, zero),
-            chosen(mask, dq, zero),
-        ]
+        parts = [dzr, dn, dq]
+        return [chosen(mask, back.with_shape(dh.shape), dh)], [chosen(mask, d, body.zeros_like(d)) for d in parts]
 
-    sequences = [gates, candidate, linear, one.before, one.dhidden, *one.masks()]
+    sequences = [gates, candidate, linear, one.before, one.dhidden, *one.mask]
     dinitial, dgates, dcandidate, dlinear = scan(op, [one.dlast[0]], sequences, step, reverse=True)
     da = op.Concat(dgates, dcandidate, axis=2)
-    recurrent = op.Concat(dgates, dlinear, axis=2)
-    dbias = op.Concat(sum_over_steps(da), sum_over_steps(recurrent), axis=0)
-    drecurrence = outer_sum(recurrent, one.before)
-    return Found(da @ one.weight, outer_sum(da, one.x), drecurrence, dbias, [dinitial], da, dlinear=dlinear)
+    drecurrent = op.Concat(dgates, dlinear, axis=2)
+    return Found.of(one, da, [dinitial], drecurrent=drecurrent, dlinear=dlinear)

@@ -13,17 +13,22 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
+from onnxtrain.autodiff.placement import (
     LAST,
     Size,
+    add,
+    as_number,
     as_value,
+    identity_matrix,
+    joined,
     multiply,
     product,
     shaped,
+    size_of,
     sizes_of,
     zeros,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 
 _CUBIC = -0.75
@@ -80,22 +85,13 @@ def affine_grid(node: Node, dy: Value) -> Gradients:
     AffineGrid of the identity gives the points.
     """
     op, theta, size = node.op, node.x, node.input_required(1)
-    one, axes = op.ints(1), op.dimension(theta, 1)
-    known = axes.constant()
-    rank = None if known is None else int(known.item())
-    if rank is not None:
-        identity = op.constant(np.eye(rank, rank + 1)[None], theta.dtype)
-    else:
-        zeros_of_one = op.ConstantOfShape(op.Concat(axes, op.Add(axes, one), axis=0))
-        identity = op.Unsqueeze(op.EyeLike(zeros_of_one, dtype=int(theta.dtype)), op.ints(0))
-
-    def before_axes(*sizes: int) -> Value:
-        return op.Concat(op.ints(*sizes), axes, axis=0) if rank is None else op.ints(*sizes, rank)
-
+    one, axes = op.ints(1), size_of(theta, 1)
+    known = axes if isinstance(axes, int) else None
+    identity = op.Unsqueeze(identity_matrix(op, axes, add(axes, 1), theta.dtype), op.ints(0))
     single = op.Concat(one, op.Slice(size, one, op.ints(LAST)), axis=0)
     grid = op.AffineGrid(identity, single, align_corners=node.attribute("align_corners"))
-    points = op.Reshape(grid, before_axes(-1)).with_shape((None, rank))
-    flat_dy = op.Reshape(dy, before_axes(0, -1)).with_shape((None, None, rank))
+    points = op.Reshape(grid, joined(op, [-1, axes])).with_shape((None, known))
+    flat_dy = op.Reshape(dy, joined(op, [0, -1, axes])).with_shape((None, None, known))
     linear = op.Transpose(flat_dy, perm=[0, 2, 1]) @ points
     moved = op.Unsqueeze(op.ReduceSum(flat_dy, op.ints(1), keepdims=0), op.ints(2))
     return op.Concat(linear, moved, axis=2), None
@@ -121,7 +117,7 @@ def _axis_taps(node: Node, points: Value, component: int, size: Size) -> _Taps:
     op, mode = node.op, _mode(node)
     padding = node.attribute("padding_mode", "zeros")
     coordinate = op.Gather(points, op.constant(component, np.int64), axis=2)
-    length = _as_number(op, size, points.dtype)
+    length = as_number(op, size, points.dtype)
     last = length - 1
     if node.attribute("align_corners", 0):
         slope = last / 2
@@ -147,12 +143,6 @@ def _axis_taps(node: Node, points: Value, component: int, size: Size) -> _Taps:
         index, _ = _reflected(index, low, high)
     index = op.Clip(index, op.scalar(0, points), last)
     return _Taps(op.cast(index, ir.DataType.INT64), weight, derivative, slope)
-
-
-def _as_number(op: Builder, size: Size, dtype: ir.DataType) -> Value:
-    if isinstance(size, int):
-        return op.constant(size, dtype)
-    return op.cast(op.Reshape(size, op.ints()), dtype)
 
 
 def _padded(position: Value, slope: Value, padding: str, low: Value, high: Value, last: Value) -> tuple[Value, Value]:

@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import LAST, as_number, count_to, size_of
 from onnxtrain.autodiff.registry import register_body
-from onnxtrain.autodiff.rules.microsoft import DOMAIN
-from onnxtrain.autodiff.rules.microsoft_attention import refuse, rotated_at
+from onnxtrain.autodiff.rules.microsoft import DOMAIN, refuse
+from onnxtrain.autodiff.rules.rotary import rotated_at
 from onnxtrain.graph import Value
 from onnxtrain.graph.value import Dimension
 
@@ -85,7 +86,7 @@ def group_query_attention(node: Node) -> list[Value | None]:
     k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in (k, v))
     if begins is not None and past[0] is not None and past[1] is not None:
         k, v = op.Concat(past[0], k, axis=2), op.Concat(past[1], v, axis=2)
-    mask = _mask(node, q, k, past[0], sizes)
+    mask = _mask(node, q, past[0], sizes)
     return [_attended(node, q, k, v, mask, sizes), k, v]
 
 
@@ -108,12 +109,9 @@ def _split(node: Node, heads: int, groups: int) -> tuple[Value, Value, Value]:
 
 def _in_heads(value: Value, heads: int) -> Value:
     """[b, s, heads n] as [b, s, heads, n]."""
-    op, shape = value.op, value.shape
-    divided = op.Reshape(value, op.ints(0, 0, heads, -1))
-    if shape is None:
-        return divided.with_shape((None, None, heads, None))
+    shape = value.shape or (None,) * 3
     last = shape[2] // heads if isinstance(shape[2], int) else None
-    return divided.with_shape((shape[0], shape[1], heads, last))
+    return value.op.Reshape(value, value.op.ints(0, 0, heads, -1)).with_shape((shape[0], shape[1], heads, last))
 
 
 def _query_positions(node: Node, q: Value, sizes: _Sizes) -> Value:
@@ -126,9 +124,7 @@ def _query_positions(node: Node, q: Value, sizes: _Sizes) -> Value:
 
 def _counted(q: Value) -> Value:
     """The numbers of the queries [b, s, heads n], from 0 on: [s]."""
-    op = q.op
-    count = op.Range(op.constant(0, np.int64), op.Squeeze(op.dimension(q, 1)), op.constant(1, np.int64))
-    return count.with_shape(None if q.shape is None else q.shape[1:2])
+    return count_to(q.op, size_of(q, 1)).with_shape(None if q.shape is None else q.shape[1:2])
 
 
 def _rotated(node: Node, part: Value, heads: int, positions: Value) -> Value:
@@ -150,17 +146,16 @@ def _rotated(node: Node, part: Value, heads: int, positions: Value) -> Value:
     return y.with_shape(part.shape)
 
 
-def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) -> Value:
+def _mask(node: Node, q: Value, past: Value | None, sizes: _Sizes) -> Value:
     """True for keys that a query sees, [b or 1, 1, s, t]: up to its own position, no further back than the window."""
     op, window = node.op, int(node.attribute("local_window_size", -1))
-    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
     queries = _counted(q)
     rows = op.Unsqueeze(queries, op.ints(0, 1, 3))
     new = op.Unsqueeze(queries, op.ints(0, 1, 2))
     columns = new
     if sizes.begins is not None and past is not None:  # counted from the first query: cached keys lie before 0
         begins = op.Unsqueeze(sizes.begins, op.ints(2, 3))
-        old = op.Unsqueeze(op.Range(zero, op.Squeeze(op.dimension(past, 2)), one), op.ints(0, 1, 2))
+        old = op.Unsqueeze(count_to(op, size_of(past, 2)), op.ints(0, 1, 2))
         never = op.constant(np.iinfo(np.int32).max, np.int64)
         before = op.Where(op.Less(old, begins), op.Sub(old, begins), never)
         columns = op.Concat(before, op.Add(new, op.Sub(begins, begins)), axis=3)
@@ -175,12 +170,12 @@ def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) 
 
 def _attended(node: Node, q: Value, k: Value, v: Value, mask: Value, sizes: _Sizes) -> Value:
     """The output [b, s, heads n] for queries [b, s, heads, n], keys and values [b, kv_heads, t, n]."""
-    op, cap, known = node.op, float(node.attribute("softcap", 0.0)), None if q.shape is None else q.shape[3]
-    scale: float = float(node.attribute("scale", 0.0))
-    if not scale and not isinstance(known, int):
-        width = op.Sqrt(op.cast(op.Squeeze(op.dimension(q, 3)), q.dtype))
-        q, scale = (q / width).with_shape(q.shape), 1.0
-    scale = scale or 1 / math.sqrt(known)  # type: ignore[arg-type]
+    op, cap, width = node.op, float(node.attribute("softcap", 0.0)), size_of(q, 3)
+    scale = float(node.attribute("scale", 0.0))
+    if isinstance(width, int):
+        scale = scale or 1 / math.sqrt(width)
+    elif not scale:
+        q, scale = (q / op.Sqrt(as_number(op, width, q.dtype))).with_shape(q.shape), 1.0
     bias = _bias(node, mask, sizes)
     rows = _grouped(q, sizes)
     if cap == 0 and not node.attribute("smooth_softmax", 0) and node.input(_SINK) is None:
@@ -193,9 +188,8 @@ def _attended(node: Node, q: Value, k: Value, v: Value, mask: Value, sizes: _Siz
 
 def _rows_first(value: Value, sizes: _Sizes) -> Value:
     """[b, h, t, n] as [b, t, h, n]."""
-    turned, shape = value.op.Transpose(value, perm=[0, 2, 1, 3]), value.shape
-    known = (None, None, None) if shape is None else (shape[0], shape[2], shape[3])
-    return turned.with_shape((*known[:2], sizes.groups, known[2]))
+    shape = value.shape or (None,) * 4
+    return value.op.Transpose(value, perm=[0, 2, 1, 3]).with_shape((shape[0], shape[2], sizes.groups, shape[3]))
 
 
 def _capped(node: Node, rows: Value, k: Value, v: Value, bias: Value, scale: float, sizes: _Sizes) -> Value:
@@ -217,7 +211,7 @@ def _capped(node: Node, rows: Value, k: Value, v: Value, bias: Value, scale: flo
             tiled = op.Tile(by_group, op.Concat(op.ints(1, 1), length, op.ints(1), axis=0))
             first = first + op.Reshape(tiled, op.ints(1, sizes.groups, -1, 1))
         with_none = op.Softmax(op.Concat(first, scores, axis=3), axis=-1)
-        probability = op.Slice(with_none, op.ints(1), op.ints(2**31), op.ints(3))
+        probability = op.Slice(with_none, op.ints(1), op.ints(LAST), op.ints(3))
     return op.Transpose(probability @ v, perm=[0, 2, 1, 3])
 
 
@@ -225,18 +219,12 @@ def _grouped(q: Value, sizes: _Sizes) -> Value:
     """Reshape [b, s, heads, n] to [b, s * shared, kv_heads, n]: one row per query and query head of a group."""
     if sizes.shared == 1:
         return q
-    op, shape = q.op, q.shape
+    op, shape = q.op, q.shape or (None,) * 4
     divided = op.Reshape(q, op.ints(0, 0, sizes.groups, sizes.shared, -1))
-    if shape is not None:
-        divided.with_shape((*shape[:2], sizes.groups, sizes.shared, shape[3]))
-    rows = op.Reshape(
-        op.Transpose(divided, perm=[0, 1, 3, 2, 4]),
-        op.Concat(op.ints(0, -1, sizes.groups), op.dimension(q, 3), axis=0),
-    )
-    if shape is None:
-        return rows.with_shape((None, None, sizes.groups, None))
-    count = _multiple(shape[1], sizes.shared)
-    return rows.with_shape((shape[0], count, sizes.groups, shape[3]))
+    divided.with_shape((*shape[:2], sizes.groups, sizes.shared, shape[3]))
+    target = op.Concat(op.ints(0, -1, sizes.groups), op.dimension(q, 3), axis=0)
+    rows = op.Reshape(op.Transpose(divided, perm=[0, 1, 3, 2, 4]), target)
+    return rows.with_shape((shape[0], _multiple(shape[1], sizes.shared), sizes.groups, shape[3]))
 
 
 def _multiple(size: Dimension, count: int) -> Dimension:
@@ -246,19 +234,14 @@ def _multiple(size: Dimension, count: int) -> Dimension:
 
 def _ungrouped(node: Node, y: Value, sizes: _Sizes) -> Value:
     """[b, s heads of a group, kv_heads, n] as [b, s, heads n]."""
-    op, size = node.op, None if y.shape is None else y.shape[-1]
+    op, shape, size = node.op, node.x.shape or (None,) * 3, y.shape[-1] if y.shape else None
+    target = op.ints(0, 0, -1)
     if sizes.shared > 1:
-        last = op.Shape(y, start=3, end=4)
-        divided = op.Reshape(y, op.Concat(op.ints(0, -1, sizes.shared, sizes.groups), last, axis=0))
-        if node.x.shape is not None:
-            divided.with_shape((*node.x.shape[:2], sizes.shared, sizes.groups, size))
+        apart = op.Concat(op.ints(0, -1, sizes.shared, sizes.groups), op.dimension(y, 3), axis=0)
+        divided = op.Reshape(y, apart).with_shape((*shape[:2], sizes.shared, sizes.groups, size))
         y = op.Transpose(divided, perm=[0, 1, 3, 2, 4])
-        result = op.Reshape(y, op.Concat(op.dimension(node.x, 0), op.dimension(node.x, 1), op.ints(-1), axis=0))
-    else:
-        result = op.Reshape(y, op.ints(0, 0, -1))
-    shape = node.x.shape
-    width = size * sizes.heads if isinstance(size, int) else None
-    return result.with_shape((None, None, width) if shape is None else (shape[0], shape[1], width))
+        target = op.Concat(op.dimension(node.x, 0), op.dimension(node.x, 1), op.ints(-1), axis=0)
+    return op.Reshape(y, target).with_shape((*shape[:2], size * sizes.heads if isinstance(size, int) else None))
 
 
 def _bias(node: Node, mask: Value, sizes: _Sizes) -> Value:
@@ -283,10 +266,8 @@ def _repeated(bias: Value, sizes: _Sizes) -> Value:
     """Repeat every row of [b, 1, s, t] for each head of a group."""
     if sizes.shared == 1:
         return bias
-    op, shape = bias.op, bias.shape
+    op, shape = bias.op, bias.shape or (None,) * 4
     wide = op.Expand(op.Unsqueeze(bias, op.ints(3)), op.ints(1, 1, 1, sizes.shared, 1))
-    rows = op.Reshape(wide, op.Concat(op.ints(0, 0, -1), op.Shape(bias, start=3), axis=0))
-    if shape is not None:
-        wide.with_shape((*shape[:3], sizes.shared, shape[3]))
-        rows.with_shape((*shape[:2], _multiple(shape[2], sizes.shared), shape[3]))
-    return rows
+    wide.with_shape((*shape[:3], sizes.shared, shape[3]))
+    rows = op.Reshape(wide, op.Concat(op.ints(0, 0, -1), op.dimension(bias, 3), axis=0))
+    return rows.with_shape((*shape[:2], _multiple(shape[2], sizes.shared), shape[3]))

@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
+from onnxtrain.autodiff.placement import (
     LAST,
     Size,
     add,
     as_value,
+    count_to,
     flat_positions,
     flat_scatter,
+    from_start,
     pad_to,
     scatter_rows,
     shaped,
     size_of,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.value import Dimension
@@ -50,16 +51,11 @@ def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
     """The gradient of taking one slice: zeros with dy at its position."""
     op, x = node.op, node.x
     size, known = size_of(x, axis), index.constant()
-    begin: Size
     if known is not None:
         begin = int(known) if known >= 0 else add(size, int(known))
     else:
-        wide = op.cast(op.Reshape(index, op.ints(1)), op.ints(0).dtype)
-        begin = op.Where(op.Less(wide, op.ints(0)), op.Add(wide, as_value(op, size)), wide)
+        begin = from_start(op.cast(op.Reshape(index, op.ints(1)), ir.DataType.INT64), size)
     block = op.Unsqueeze(dy, op.ints(axis))
-    if x.shape is not None:
-        position = axis % len(x.shape)
-        block.with_shape((*x.shape[:position], 1, *x.shape[position + 1 :]))
     return pad_to(block, [axis], [begin], [size])
 
 
@@ -81,7 +77,7 @@ def gather_gradient(node: Node) -> Sequence[Value]:
     axis, known, taken = node.attribute("axis"), node.y.shape, node.input(4)
     if taken is not None:
         dy = op.Gather(dy, taken, axis=axis)
-    flat = _flat(indices)
+    flat = indices if indices.rank == 1 else op.Reshape(indices, op.ints(-1))
     before = _product_of(shape, known, 0, axis)
     after = _product_of(shape, known, axis + 1, None) if axis != -1 else 1
     size = known[axis] if known is not None else None
@@ -128,14 +124,6 @@ def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, e
     return op.ReduceProd(op.Slice(shape, op.ints(start), ends), keepdims=1).with_shape((1,))
 
 
-def _flat(indices: Value) -> Value:
-    op, static = indices.op, indices.static_shape
-    count = None if static is None else int(np.prod(static))
-    if indices.rank == 1:
-        return indices
-    return op.Reshape(indices, op.ints(-1)).with_shape((count,))
-
-
 @register_gradient("GatherElements")
 def gather_elements(node: Node, dy: Value) -> Gradients:
     """y_i = x at index_i along an axis: dx = zeros with dy added at the indices."""
@@ -161,8 +149,7 @@ def compress(node: Node, dy: Value) -> Gradients:
     axis = node.attribute("axis")
     if axis is not None:
         return _put_back_rows(node, dy, chosen, axis), None
-    flat = op.Reshape(op.zeros_like(x), op.ints(-1))
-    return op.reshape_like(op.ScatterElements(flat, chosen, dy, axis=0), x), None
+    return flat_scatter(x, chosen, dy), None
 
 
 @register_gradient("TopK")
@@ -176,12 +163,11 @@ def top_k(node: Node, dvalues: Value, dindices: None) -> Gradients:
 @register_gradient("Unique")
 def unique(node: Node, dy: Value, *_positions: None) -> Gradients:
     """y = the first of each distinct element (or slice along an axis) of x: dx = zeros with dy at their positions."""
-    op, x, axis = node.op, node.x, node.attribute("axis")
+    x, axis = node.x, node.attribute("axis")
     first = node.output_required(1, ir.DataType.INT64, (None,))
     if axis is not None:
         return _put_back_rows(node, dy, first, axis)
-    zeros = op.reshape(op.zeros_like(x), op.ints(-1))
-    return op.reshape_like(op.ScatterElements(zeros, first, dy, axis=0), x)
+    return flat_scatter(x, first, dy)
 
 
 @register_gradient("OneHot")
@@ -202,11 +188,9 @@ def tensor_scatter(node: Node, dy: Value) -> Gradients:
     begins, axis = node.input(2), node.attribute("axis", -2)
     mode = node.attribute("mode", "linear")
     dpast = op.TensorScatter(dy, op.zeros_like(update), begins, axis=axis, mode=mode)
-    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-    steps = op.Range(zero, op.Reshape(as_value(op, size_of(update, axis)), op.ints()), one)
     rank = node.rank(update)
     axis %= rank
-    positions = op.Reshape(steps, op.ints(*([-1] + [1] * (rank - 1 - axis))))
+    positions = op.Reshape(count_to(op, size_of(update, axis)), op.ints(*([-1] + [1] * (rank - 1 - axis))))
     if begins is not None:
         positions = op.Add(op.Reshape(begins, op.ints(*([-1] + [1] * (rank - 1)))), positions)
     if mode == "circular":
@@ -266,11 +250,8 @@ def _scattered(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradi
 def _multiplied(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:
     """The product of the other operands, exact where some are zero: zeros are counted, not divided by."""
     op, x, updates = node.op, node.x, node.input_required(2)
-    x_zero, u_zero = _is(x, 0), _is(updates, 0)
-    x_factor, u_factor = (
-        op.Where(x_zero, op.ones_like(x), x),
-        op.Where(u_zero, op.ones_like(updates), updates),
-    )
+    x_zero, u_zero = op.binary("Equal", x, 0), op.binary("Equal", updates, 0)
+    x_factor, u_factor = op.Where(x_zero, op.ones_like(x), x), op.Where(u_zero, op.ones_like(updates), updates)
     x_count, u_count = op.cast(x_zero, x.dtype), op.cast(u_zero, x.dtype)
     rest = dy * scatter(x_factor, u_factor, "mul")
     zeros = scatter(x_count, u_count, "add")
@@ -285,7 +266,3 @@ def _shared_by_equals(node: Node, dy: Value, scatter: Scatter, gather: Gather) -
     u_equal = op.cast(op.Equal(updates, gather(node.y)), x.dtype)
     share = dy / scatter(x_equal, u_equal, "add")
     return x_equal * share, None, u_equal * gather(share)
-
-
-def _is(value: Value, number: float) -> Value:
-    return value.op.Equal(value, value.op.scalar(number, value))

@@ -61,13 +61,8 @@ class _Steps:
     unstacked: set[ir.Value] = field(default_factory=set)
 
 
-@dataclass
-class _Found:
-    """The gradients of the initial states, of the sliced tensors and of the captured values."""
-
-    states: list[Value | None]
-    taken: list[Value | None]
-    captured: list[Value | None]
+_Found = tuple[list[Value | None], list[Value | None], list[Value | None]]
+"""The gradients of the initial states, of the sliced tensors and of the captured values."""
 
 
 @register_gradient("Scan")
@@ -83,16 +78,10 @@ def scan(node: Node, *dys: Value | None) -> Gradients:
     outputs = zip(graph.outputs[count:], dys[count:], axes, directions, strict=True)
     given = [_Slice(inner, dy, axis, back) for inner, dy, axis, back in outputs if dy is not None]
     for index, value in enumerate(graph.inputs):
-        _know_type(value, node.input_required(index).ir)
+        value.type = value.type or node.input_required(index).ir.type
     states, next_states = list(graph.inputs[:count]), list(graph.outputs[:count])
-    found = _reversed(node, _Steps(graph, states, next_states, list(dys[:count]), taken, given))
-    return [*found.states, *found.taken, *found.captured]
-
-
-def _know_type(inner: ir.Value, outer: ir.Value) -> None:
-    """Give an untyped input of a body the type of the node's input."""
-    if inner.type is None:
-        inner.type = outer.type
+    steps = _Steps(graph, states, next_states, list(dys[:count]), taken, given)
+    return [gradient for part in _reversed(node, steps) for gradient in part]
 
 
 def _axes(node: Node, kind: str, count: int) -> tuple[list[int], list[int]]:
@@ -114,7 +103,7 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
     count = len(states)
     for value, initial in zip(states, node.ir.inputs[2:], strict=True):
         if initial is not None:
-            _know_type(value, initial)
+            value.type = value.type or initial.type
     for value in states:
         if isinstance(value.type, ir.OptionalType):
             raise GradientError(
@@ -132,8 +121,8 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
     # The numbers of the steps are always recorded: they give the count.
     steps.taken.append(_Slice(iteration, _recorded(node, graph, iteration)))
     steps.constants[condition] = node.op.constant(True, np.bool_).ir
-    found = _reversed(node, steps)
-    return [None, None, *found.states, *found.captured]
+    dstates, _, captured = _reversed(node, steps)
+    return [None, None, *dstates, *captured]
 
 
 def _recorded(node: Node, graph: ir.Graph, value: ir.Value) -> Value:
@@ -193,43 +182,36 @@ class _Inner:
 
 def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
     """Give the body its outputs, and emit the Scan or Loop with it."""
-    initial: list[Value] = []
-    results: list[Value] = []
-    inputs: list[ir.Value] = []
+    states: list[Carried] = []
     for record, carry, dy in zip(inner.records, inner.carried, steps.dstates, strict=True):
         if carry is not None and dy is not None:
             gradient = inner.gradients[record]
-            results.append(op.zeros_like(op.wrap(record)) if gradient is None else gradient)
-            inputs.append(carry)
-            initial.append(dy)
+            gradient = op.zeros_like(op.wrap(record)) if gradient is None else gradient
+            states.append(Carried(dy, op.wrap(carry), gradient))
     summed = [value for value in node.captured if inner.gradients.get(value.ir) is not None]
     for value in summed:
-        total, gradient = input_like(op, value.ir), inner.gradients[value.ir]
+        total, gradient = op.wrap(input_like(op, value.ir)), inner.gradients[value.ir]
         assert gradient is not None
-        results.append(_accumulated(op, op.wrap(total), gradient))
-        inputs.append(total)
-        initial.append(node.op.zeros_like(node.op.wrap(value.ir)))
+        zeros = node.op.zeros_like(node.op.wrap(value.ir))
+        states.append(Carried(zeros, total, _accumulated(op, total, gradient)))
     sent = [
         (item, gradient)
         for item, value in zip(steps.taken, inner.slices, strict=True)
         if (gradient := inner.gradients.get(value)) is not None
     ]
-    for result in [*results, *(gradient for _, gradient in sent)]:
+    for result in [*(state.result for state in states), *(gradient for _, gradient in sent)]:
         op.output(result)
     finish_body(op)
     read = _read_slices(node, steps, inner)
-    for item in _restore_states(node, steps, op, inner, read):
-        op.output(item.result)
-        inputs.append(item.inner.ir)
-        initial.append(item.initial)
+    for restored in _restore_states(node, steps, op, inner, read):
+        op.output(restored.result)
+        states.append(restored)
     write = _loop_node if node.operator == "Loop" else _scan_node
-    remaining = iter(write(node, op, initial, inputs, read, [item for item, _ in sent]))
+    remaining = iter(write(node, op, states, read, [item for item, _ in sent]))
     dstates = [None if carry is None else next(remaining) for carry in inner.carried]
     sums = {value.ir: next(remaining) for value in summed}
     slices = {id(item): next(remaining) for item, _ in sent}
-    return _Found(
-        dstates, [slices.get(id(item)) for item in steps.taken], [sums.get(value.ir) for value in node.captured]
-    )
+    return dstates, [slices.get(id(item)) for item in steps.taken], [sums.get(value.ir) for value in node.captured]
 
 
 def _accumulated(op: Builder, total: Value, gradient: Value) -> Value:
@@ -243,14 +225,14 @@ def _accumulated(op: Builder, total: Value, gradient: Value) -> Value:
 
 
 def _scan_node(
-    node: Node, op: Builder, initial: list[Value], inputs: list[ir.Value], read: list[_Slice], sent: list[_Slice]
+    node: Node, op: Builder, states: list[Carried], read: list[_Slice], sent: list[_Slice]
 ) -> Sequence[Value]:
-    for value in initial:
-        node.rank(value)  # ONNX Runtime needs the ranks of a Scan's outputs
-    op.graph.inputs.extend([*inputs, *(item.inner for item in read)])
+    for state in states:
+        node.rank(state.initial)  # ONNX Runtime needs the ranks of a Scan's outputs
+    op.graph.inputs.extend([*(state.inner.ir for state in states), *(item.inner for item in read)])
     return node.op.several(
         "Scan",
-        *initial,
+        *(state.initial for state in states),
         *(item.outer for item in read),
         outputs=len(op.graph.outputs),
         body=op.graph,
@@ -263,7 +245,7 @@ def _scan_node(
 
 
 def _loop_node(
-    node: Node, op: Builder, initial: list[Value], inputs: list[ir.Value], read: list[_Slice], sent: list[_Slice]
+    node: Node, op: Builder, states: list[Carried], read: list[_Slice], sent: list[_Slice]
 ) -> Sequence[Value]:
     """Emit the backward Loop, which takes its slices itself; unlike Scan it may have no step at all."""
     assert not sent
@@ -273,7 +255,7 @@ def _loop_node(
     last = outer.Sub(count, outer.constant(1, np.int64))
     number = new_input(op, "number", ir.DataType.INT64, scalar=True)
     condition = new_input(op, "condition", ir.DataType.BOOL, scalar=True)
-    op.graph.inputs.extend(inputs)
+    op.graph.inputs.extend(state.inner.ir for state in states)
     results = list(op.graph.outputs)
     op.graph.outputs.clear()
     op.output(condition)
@@ -283,7 +265,7 @@ def _loop_node(
         taken = op.Gather(op.wrap(item.outer.ir), step, axis=item.axis)
         item.inner.replace_all_uses_with(taken.ir)
     op.graph.sort()
-    return outer.several("Loop", count, None, *initial, outputs=len(initial), body=op.graph)
+    return outer.several("Loop", count, None, *(s.initial for s in states), outputs=len(states), body=op.graph)
 
 
 def _read_slices(node: Node, steps: _Steps, inner: _Inner) -> list[_Slice]:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import flat_scatter
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 
@@ -70,14 +71,7 @@ def _weights_gradient(node: Node, dy: Value, labels: _Labels, log_probability: V
     if total is not None:
         term = term - node.y
     term = term * share if labels.counted is None else term * share * labels.counted
-    flat = op.ints(-1)
-    return op.ScatterElements(
-        op.zeros_like(weights),
-        op.Reshape(labels.classes, flat),
-        op.Reshape(term, flat),
-        axis=0,
-        reduction="add",
-    )
+    return flat_scatter(weights, labels.classes, term)
 
 
 @register_gradient("SoftmaxCrossEntropyLoss", since=12)
@@ -93,7 +87,7 @@ def softmax_cross_entropy(node: Node, dy: Value, dlog: Value | None = None) -> G
     index = op.cast(labels.classes, ir.DataType.INT64).with_shape(labels.classes.shape)
     coefficient = _coefficient(node, dy, labels)
     (dx,) = emit(op, "SoftmaxCrossEntropyGradient", coefficient, log_probability, index, like=[x])
-    if dlog is not None and not _is_zero(dlog):
+    if dlog is not None and node.arrives(1):
         dx = dx + dlog - op.Exp(log_probability) * op.ReduceSum(dlog, op.ints(1), keepdims=1)
     return dx, None, _weights_gradient(node, dy, labels, log_probability)
 
@@ -115,13 +109,3 @@ def negative_log_likelihood(node: Node, dy: Value) -> Gradients:
     minus = op.Expand(-_coefficient(node, dy, labels), op.shape_of(labels.classes))
     dx = op.ScatterElements(op.zeros_like(x), labels.classes, minus, axis=1)
     return dx, None, _weights_gradient(node, dy, labels, x)
-
-
-def _is_zero(value: Value) -> bool:
-    """Return whether a gradient is the zeros of an output on which nothing depends."""
-    producer = value.ir.producer()
-    if producer is not None and producer.op_type == "ConstantOfShape":
-        fill = producer.attributes.get("value")
-        return fill is None or not fill.as_tensor().numpy().any()
-    constant = value.constant()
-    return constant is not None and not constant.any()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import LAST, count_to, size_of, subtract
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.limits import fits
 
 
 @register_gradient("MatMul")
@@ -64,20 +64,17 @@ def _of_unknown_rank(op: Builder, a: Value, b: Value, dy: Value) -> Gradients:
     shape_a, shape_b, shape_dy, one = op.Shape(a), op.Shape(b), op.Shape(dy), op.ints(1)
     rank_a, rank_b = op.Shape(shape_a), op.Shape(shape_b)
     two = op.ints(2)
-    full_a = op.Slice(op.Concat(one, shape_a, axis=0), op.Neg(op.Max(rank_a, two)), op.ints(_END))
+    full_a = op.Slice(op.Concat(one, shape_a, axis=0), op.Neg(op.Max(rank_a, two)), op.ints(LAST))
     full_b = op.Slice(op.Concat(shape_b, one, axis=0), op.ints(0), op.Max(rank_b, two))
     kept = op.Min(rank_a, two) + op.Min(rank_b, two) - 2  # how many of the axes rows and columns y has
     batch = op.Slice(shape_dy, op.ints(0), op.Shape(shape_dy) - kept)
     rows = op.Slice(full_a, op.ints(-2), op.ints(-1))
-    columns = op.Slice(full_b, op.ints(-1), op.ints(_END))
+    columns = op.Slice(full_b, op.ints(-1), op.ints(LAST))
     matrices_a, matrices_b = op.reshape(a, full_a), op.reshape(b, full_b)
     matrices_dy = op.reshape(dy, op.Concat(batch, rows, columns, axis=0))
     da = op.reduce_to(op.MatMul(matrices_dy, op.transpose_last(matrices_b)), matrices_a)
     db = op.reduce_to(op.MatMul(op.transpose_last(matrices_a), matrices_dy), matrices_b)
     return op.reshape(da, shape_a), op.reshape(db, shape_b)
-
-
-_END = np.iinfo(np.int64).max
 
 
 @register_gradient("Gemm")
@@ -112,9 +109,9 @@ def determinant(node: Node, dy: Value) -> Gradients:
     n = op.dimension(x, -1)
     if size == 1:
         return op.reshape_like(dy, x)
-    numbers = _count_up(op, n)
+    numbers = count_to(op, size_of(x, -1))
     rows = op.Unsqueeze(numbers, op.ints(1))
-    others = op.Unsqueeze(_count_up(op, n - 1), op.ints(0))
+    others = op.Unsqueeze(count_to(op, subtract(size_of(x, -1), 1)), op.ints(0))
     without = others + op.cast(op.GreaterOrEqual(others, rows), others.dtype)  # [n, n - 1]: all but i
     flat = op.reshape(x, op.Concat(op.ints(-1), n, n, axis=0))
     minors = op.Gather(op.Gather(flat, without, axis=1), without, axis=3)  # [batch, n, n - 1, n, n - 1]
@@ -122,12 +119,3 @@ def determinant(node: Node, dy: Value) -> Gradients:
     odd = op.Mod(rows + op.Unsqueeze(numbers, op.ints(0)), op.ints(2))
     signed = cofactors * op.cast(1 - 2 * odd, x.dtype)
     return op.reshape_like(signed * op.reshape(dy, (-1, 1, 1)), x)
-
-
-def _count_up(op: Builder, n: Value) -> Value:
-    """0, 1, ..., n - 1 for a one-element n."""
-    known = n.constant()
-    if known is not None and fits(int(known[0])):
-        return op.ints(*range(int(known[0])))
-    zero = op.constant(0, np.int64)
-    return op.Range(zero, op.Squeeze(n), op.constant(1, np.int64))

@@ -65,13 +65,7 @@ class PackedWeight(NamedTuple):
         return -(-self.inputs // self.block)
 
     def steps(self, packed: Value, zeros: Value | None, dtype: ir.DataType) -> Value:
-        """Integer - zero point [N, blocks, block] in a floating type.
-
-        Args:
-            packed: The integers.
-            zeros: Zero points as in the node: packed, floating, or none for the middle of the range.
-            dtype: Type of the result.
-        """
+        """Integer - zero point [N, blocks, block]; zero points are packed, floating, or none for the middle."""
         op, integers = packed.op, self._integers(packed, dtype)
         if zeros is None:
             return integers - float(1 << (self.bits - 1))
@@ -148,7 +142,8 @@ def gather_block_quantized(node: Node) -> list[Value | None]:
     op, data, scales, zeros = node.op, node.x, node.input_required(2), node.input(3)
     bits, block = int(node.attribute("bits", 4)), int(node.attribute("block_size", 128))
     packed = data.dtype == ir.DataType.UINT8
-    sizes = _table_sizes(node, data, bits if packed else 8)
+    *outer, width = _sizes(node, data)
+    sizes = (*outer, width * 8 // bits if packed else width)
     axis = int(node.attribute("quantize_axis", 1)) % len(sizes)
     of_each = op.constant(np.arange(sizes[axis]) // block, np.int64)
     integers = _each(data, bits, sizes) if packed else op.cast(data, scales.dtype)
@@ -167,11 +162,6 @@ def _sizes(node: Node, value: Value) -> tuple[int, ...]:
     if shape is None:
         raise GradientError(f"{describe(node.ir)}: its body needs the sizes of {value.name!r}, which are not known.")
     return shape
-
-
-def _table_sizes(node: Node, data: Value, bits: int) -> tuple[int, ...]:
-    shape = _sizes(node, data)
-    return (*shape[:-1], shape[-1] * 8 // bits)
 
 
 def _each(packed: Value, bits: int, sizes: tuple[int, ...]) -> Value:
@@ -195,7 +185,8 @@ def matmul_nbits(node: Node, dy: Value) -> Gradients:
     size = PackedWeight.of(node.ir)
     dx = dscales = dzeros = None
     if node.wants(x):
-        dx = op.cast(_times_weight(node, size, dy), x.dtype).with_shape(x.shape)
+        dx = multiplied(GRADIENT, dy, size, node.input_required(1), scales, zeros).with_shape(x.shape)
+        dx = op.cast(dx, x.dtype)
     wants_zeros = zeros is not None and zeros.is_float and node.wants(zeros)
     if node.wants(scales) or wants_zeros:
         dw = op.Gemm(*(rows(op, op.cast(value, _wide(value))) for value in (dy, x)), transA=1)
@@ -211,23 +202,8 @@ def matmul_nbits(node: Node, dy: Value) -> Gradients:
     return [dx, None, dscales, dzeros, None, dbias][: len(node.inputs)]
 
 
-def _times_weight(node: Node, size: PackedWeight, dy: Value) -> Value:
-    """dy w, in single precision or more."""
-    dx = multiplied(GRADIENT, dy, size, node.input_required(1), node.input_required(2), node.input(3))
-    return dx.with_shape(node.x.shape)
-
-
 def multiplied(operator: str, x: Value, size: PackedWeight, packed: Value, scales: Value, zeros: Value | None) -> Value:
-    """x wᵀ (``PRODUCT``) or x w (``GRADIENT``) by one of this project's operators, in single precision or more.
-
-    Args:
-        operator: Which of the two.
-        x: The left operand [..., K] or [..., N].
-        size: The layout of the weight.
-        packed: Its integers.
-        scales: Its scales.
-        zeros: Zero points as in the node: packed, floating, or none for the middle of the range.
-    """
+    """x wᵀ (``PRODUCT``) or x w (``GRADIENT``) by an operator of this project, in single precision or more."""
     op, wide = x.op, _wide(x)
     by_block = (size.outputs, size.blocks)
     packed = _of_shape(packed, (*by_block, size.block * size.bits // 8))

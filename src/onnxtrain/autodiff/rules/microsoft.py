@@ -19,6 +19,15 @@ from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 DOMAIN = MICROSOFT_DOMAIN
 
 
+def refuse(node: Node, condition: bool, what: str) -> None:
+    """Raise an error for a feature that the body of an operator does not cover, where the condition holds."""
+    if condition:
+        raise GradientError(
+            f"{describe(node.ir)}: it has {what}, which its body in standard operators does not cover; export the "
+            "model without ONNX Runtime's fusions, or register a rule for this operator."
+        )
+
+
 @register_body("FusedMatMul", domain=DOMAIN)
 def fused_matmul(node: Node) -> list[Value | None]:
     """y = alpha A B, each transposed in its last two axes where the node says so.
@@ -42,17 +51,16 @@ def _transposed(node: Node, value: Value, side: str) -> Value:
 @register_body("FusedGemm", domain=DOMAIN)
 def fused_gemm(node: Node) -> list[Value | None]:
     """y = activation(Gemm(A, B, C))."""
-    attributes = {name: node.attribute(name) for name in ("alpha", "beta", "transA", "transB")}
+    attributes = node.attributes("alpha", "beta", "transA", "transB")
     y = node.op.Gemm(node.x, node.input_required(1), node.input(2), **attributes)
-    parameters = [node.attribute(f"activation_{name}") for name in ("alpha", "beta")]
+    parameters = node.attributes("activation_alpha", "activation_beta").values()
     return [_activated(node, y, [number for number in parameters if number is not None])]
 
 
 @register_body("FusedConv", domain=DOMAIN)
 def fused_conv(node: Node) -> list[Value | None]:
     """y = activation(Conv(x, w, b) + z)."""
-    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    attributes = {name: node.attribute(name) for name in names}
+    attributes = node.attributes("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     y, z = node.op.Conv(node.x, node.input_required(1), node.input(2), **attributes), node.input(3)
     y = (y if z is None else y + z).with_shape(node.y.shape)
     return [_activated(node, y, node.attribute("activation_params", []))]
@@ -91,39 +99,22 @@ def gelu_gradients(node: Node, dy: Value) -> Gradients:
     return dx if bias is None else (dx, dx)
 
 
-def _is_single(node: ir.Node) -> bool:
-    """Return whether a node computes in float32: ONNX Runtime has these operators for no other type."""
+def in_single_precision(node: ir.Node) -> bool:
+    """Return whether a node computes in float32: ONNX Runtime's CPU kernels know no other type."""
     return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
 
 
-@register_fused("Gelu", domain=DOMAIN, has_kernel=_is_single)
+@register_fused("Gelu", "BiasGelu", "FastGelu", domain=DOMAIN, has_kernel=in_single_precision)
 def gelu(node: Node) -> list[Value | None]:
-    """y = x Phi(x)."""
-    return [_gelu(node.x)]
-
-
-@register_fused("BiasGelu", domain=DOMAIN, has_kernel=_is_single)
-def bias_gelu(node: Node) -> list[Value | None]:
-    """y = gelu(x + b)."""
-    return [_gelu(node.x + node.input_required(1))]
-
-
-@register_fused("FastGelu", domain=DOMAIN, has_kernel=_is_single)
-def fast_gelu(node: Node) -> list[Value | None]:
-    """y = gelu(x + b) by its approximation with tanh."""
-    op, x, bias = node.op, node.x, node.input(1)
-    x = x if bias is None else x + bias
+    """y = (x + b) Phi(x + b), by its approximation with tanh for FastGelu; Gelu has no b."""
+    op, bias, fast = node.op, node.input(1), node.operator == "FastGelu"
+    x = node.x if bias is None else node.x + bias
     if op.opset >= 20:
-        return [op.Gelu(x, approximate="tanh")]
+        return [op.Gelu(x, approximate="tanh" if fast else None)]
+    if not fast:
+        return [x * 0.5 * (op.Erf(x * math.sqrt(0.5)) + 1)]
     inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
     return [x * 0.5 * (op.Tanh(inner) + 1)]
-
-
-def _gelu(x: Value) -> Value:
-    op = x.op
-    if op.opset >= 20:
-        return op.Gelu(x)
-    return x * 0.5 * (op.Erf(x * math.sqrt(0.5)) + 1)
 
 
 @register_body("QuickGelu", domain=DOMAIN)

@@ -1,4 +1,4 @@
-"""Attention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's own domain, in standard operators."""
+"""Attention and MultiHeadAttention of ONNX Runtime's own domain, in standard operators."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import register_fused
-from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
-from onnxtrain.autodiff.rules.microsoft import DOMAIN
-from onnxtrain.autodiff.rules.rotary import cache_gradients
-from onnxtrain.errors import GradientError
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import as_number, count_to, size_of
+from onnxtrain.autodiff.registry import register_body
+from onnxtrain.autodiff.rules.microsoft import DOMAIN, refuse
 from onnxtrain.graph import Value
 
 
@@ -50,7 +48,7 @@ def attention(node: Node) -> list[Value | None]:
         parts = _Heads(q, k, v)
     else:
         before = op.several("Split", past, outputs=2, axis=0, num_outputs=2)
-        k, v = (_joined(op.Squeeze(old, op.ints(0)), new) for old, new in zip(before, (k, v), strict=True))
+        k, v = (op.Concat(op.Squeeze(old, op.ints(0)), new, axis=2) for old, new in zip(before, (k, v), strict=True))
         parts = _Heads(q, k, v, op.dimension(past, 3))
     y, _ = _attend(node, parts, node.input(3), node.input(5))
     present = op.Concat(*(op.Unsqueeze(part, op.ints(0)) for part in (parts.keys, parts.values)), axis=0)
@@ -84,7 +82,8 @@ def multi_head_attention(node: Node) -> list[Value | None]:
     if before[0] is None or before[1] is None:
         parts = _Heads(q, k, v, square=square)
     else:
-        parts = _Heads(q, _joined(before[0], k), _joined(before[1], v), op.dimension(before[0], 2), square)
+        k, v = op.Concat(before[0], k, axis=2), op.Concat(before[1], v, axis=2)
+        parts = _Heads(q, k, v, op.dimension(before[0], 2), square)
     y, scores = _attend(node, parts, node.input(4), node.input(5))
     return [y, parts.keys, parts.values, scores]
 
@@ -92,26 +91,21 @@ def multi_head_attention(node: Node) -> list[Value | None]:
 def _unpacked(node: Node) -> tuple[Value, Value, Value]:
     """Unpack query, key and value."""
     op, k, v = node.op, node.input(1), node.input(2)
+
+    def apart(value: Value, count: int) -> list[Value]:
+        parts = op.several("Split", value, outputs=count, axis=3, num_outputs=count)
+        return [op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None)) for part in parts]
+
     if k is None:
-        q, k, v = (
-            op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None))
-            for part in op.several("Split", node.x, outputs=3, axis=3, num_outputs=3)
-        )
+        q, k, v = apart(node.x, 3)
         return q, k, v
     if v is None:
-        k, v = (
-            op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None))
-            for part in op.several("Split", k, outputs=2, axis=3, num_outputs=2)
-        )
+        k, v = apart(k, 2)
     return node.x, k, v
 
 
 def _same(first: int | str | None, second: int | str | None) -> bool:
     return first is not None and first == second
-
-
-def _joined(old: Value, new: Value) -> Value:
-    return new.op.Concat(old, new, axis=2)
 
 
 def _heads(value: Value, heads: int) -> Value:
@@ -124,13 +118,10 @@ def _attend(node: Node, parts: _Heads, mask: Value | None, bias: Value | None) -
     """The output [b, s, heads m] and the scores before softmax."""
     op, q = node.op, parts.query
     scores = q @ op.Transpose(parts.keys, perm=[0, 1, 3, 2])
-    scale = node.attribute("scale", 0.0)
-    if scale:
-        scores = scores * float(scale)
-    else:
-        width = op.Sqrt(op.cast(op.Reshape(op.dimension(q, 3), op.ints()), scores.dtype))
-        known = None if q.shape is None else q.shape[3]
-        scores = scores * (1 / math.sqrt(known)) if isinstance(known, int) else scores / width
+    width, scale = size_of(q, 3), float(node.attribute("scale", 0.0))
+    if isinstance(width, int):
+        scale = scale or 1 / math.sqrt(width)
+    scores = scores * scale if scale else scores / op.Sqrt(as_number(op, width, scores.dtype))
     scores = scores if bias is None else scores + bias
     if mask is not None:
         filtered = op.scalar(float(node.attribute("mask_filter_value", -10000.0)), scores)
@@ -163,10 +154,8 @@ def _visible(node: Node, mask: Value, parts: _Heads) -> Value:
     zero = op.scalar(0, mask)
     if rank == 1:
         return _between(node, mask, parts)
-    if rank == 2:
-        return op.Greater(op.Unsqueeze(mask, op.ints(1, 2)), zero)
-    if rank == 3:
-        return op.Greater(op.Unsqueeze(mask, op.ints(1)), zero)
+    if rank < 4:
+        return op.Greater(op.Unsqueeze(mask, op.ints(*range(1, 5 - rank))), zero)
     begin = op.ints(0) if parts.past is None else parts.past
     end = op.Add(begin, op.dimension(parts.query, 2))
     rows = op.Slice(mask, begin, end, op.ints(2))
@@ -176,9 +165,7 @@ def _visible(node: Node, mask: Value, parts: _Heads) -> Value:
 def _between(node: Node, mask: Value, parts: _Heads) -> Value:
     """True for keys before the end of their sequence, and not before its begin if that is given."""
     op, integer = node.op, ir.DataType.INT64
-    positions = op.Range(
-        op.constant(0, np.int64), op.Reshape(op.dimension(parts.keys, 2), op.ints()), op.constant(1, np.int64)
-    )
+    positions = count_to(op, size_of(parts.keys, 2))
     batch, size = op.dimension(node.x, 0), op.dimension(mask, 0)
     single = mask.shape is not None and node.x.shape is not None and _same(mask.shape[0], node.x.shape[0])
     ends = mask if single else op.Slice(mask, op.ints(0), batch, op.ints(0))
@@ -189,105 +176,3 @@ def _between(node: Node, mask: Value, parts: _Heads) -> Value:
     given = op.Equal(size, op.Add(batch, batch))
     starts = op.Where(given, op.cast(begins, integer), op.constant(0, np.int64))
     return op.And(before, op.GreaterOrEqual(positions, op.Unsqueeze(starts, op.ints(1, 2, 3))))
-
-
-@register_gradient("RotaryEmbedding", domain=DOMAIN)
-def rotary_embedding_rule(node: Node, dy: Value) -> Gradients:
-    """y = R x: dx = Rᵀ dy, a rotation by the opposite angles; cosines and sines as in ONNX's RotaryEmbedding."""
-    op, positions = node.op, node.input_required(1)
-    refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
-    caches = node.input_required(2), node.input_required(3)
-    attributes = {name: attribute.value for name, attribute in node.ir.attributes.items()}
-    given = dy.with_shape(dy.shape or node.x.shape), positions, caches[0], -caches[1]
-    (dx,) = op.several("RotaryEmbedding", *given, outputs=1, domain=DOMAIN, **attributes)
-    dx.ir.dtype = dy.dtype
-    dx.with_shape(node.x.shape)
-    if not any(map(node.wants, caches)):
-        return dx, None, None, None
-    x, change = _divided(node, node.x), _divided(node, dy)
-    every = op.Expand(_every_position(node), op.Concat(op.dimension(x, 0), op.ints(1), axis=0))  # [b, s]
-    interleaved = bool(node.attribute("interleaved", 0))
-    return dx, None, *cache_gradients(x, change, every, caches, 1 if node.rank() == 4 else 2, interleaved)
-
-
-def _is_float(node: ir.Node) -> bool:
-    """Return whether a node computes in float32, the only type of ONNX Runtime's CPU kernel."""
-    return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
-
-
-@register_fused("RotaryEmbedding", domain=DOMAIN, has_kernel=_is_float)
-def rotary_embedding(node: Node) -> list[Value | None]:
-    """y = pairs of x, rotated by the angles of their positions; x is [b, s, heads n] or [b, heads, s, n].
-
-    Raises:
-        GradientError: Several sequences of different lengths are packed in one.
-    """
-    op, x, divided = node.op, node.x, node.rank() == 4
-    refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
-    caches = node.input_required(2), node.input_required(3)
-    interleaved = bool(node.attribute("interleaved", 0))
-    y = rotated_at(_divided(node, x), _every_position(node), caches, 1 if divided else 2, interleaved)
-    return [(y if divided else op.Reshape(y, op.Shape(x))).with_shape(x.shape)]
-
-
-def _every_position(node: Node) -> Value:
-    """The rows of the caches that a rotary embedding reads, [b, s], or [1, s] where only the first is given."""
-    op, positions = node.op, node.input_required(1)
-    if node.rank(positions) > 1:
-        return positions
-    length = op.dimension(node.x, 2 if node.rank() == 4 else 1)
-    counted = op.Range(op.constant(0, np.int64), op.Reshape(length, op.ints()), op.constant(1, np.int64))
-    return op.Unsqueeze(op.Add(positions, counted), op.ints(0))
-
-
-def _divided(node: Node, value: Value) -> Value:
-    """Give a value in the shape of a rotary embedding's x an axis of the heads."""
-    if node.rank() == 4:
-        return value
-    op, heads = node.op, int(node.attribute("num_heads", 0))
-    width = op.dimension(node.input_required(2), 1)
-    size = op.ints(-1) if node.attribute("rotary_embedding_dim", 0) else op.Add(width, width)
-    return op.Reshape(value, op.Concat(op.ints(0, 0, heads or -1), size, axis=0))
-
-
-def rotated_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: int, interleaved: bool) -> Value:
-    """Rotate the pairs of the last of four axes of x by the angles of positions, as far as the caches reach.
-
-    Args:
-        x: Vectors, with the heads along axis 1 or 2 and the positions along the other one.
-        positions: [b or 1, s].
-        caches: Cosines and sines, [positions, half of the rotated width].
-        heads: The axis of the heads.
-        interleaved: True if the elements of a pair are neighbours, not in opposite halves.
-    """
-    op, width = x.op, x.op.dimension(caches[0], 1)
-    cosines, sines = (op.Unsqueeze(op.Gather(cache, positions), op.ints(heads)) for cache in caches)
-    half, size = (None if value.shape is None else value.shape[-1] for value in (caches[0], x))
-    if isinstance(half, int) and size == 2 * half:
-        return _rotated(x, cosines, sines, interleaved)
-    turned = op.Slice(x, op.ints(0), op.Add(width, width), op.ints(-1))
-    rest = op.Slice(x, op.Add(width, width), op.ints(2**31), op.ints(-1))
-    return op.Concat(_rotated(turned, cosines, sines, interleaved), rest, axis=-1)
-
-
-def _rotated(x: Value, cosines: Value, sines: Value, interleaved: bool) -> Value:
-    """(a cos - b sin, a sin + b cos) of pairs (a, b): neighbours, or the halves of the last axis."""
-    op = x.op
-    if not interleaved:
-        a, b = op.several("Split", x, outputs=2, axis=-1, num_outputs=2)
-        return op.Concat(a * cosines - b * sines, b * cosines + a * sines, axis=-1)
-    paired = op.Reshape(x, op.ints(0, 0, 0, -1, 2))
-    pairs = op.several("Split", paired, outputs=2, axis=-1, num_outputs=2)
-    a, b = (op.Squeeze(part, op.ints(-1)) for part in pairs)
-    made = a * cosines - b * sines, b * cosines + a * sines
-    joined = op.Concat(*(op.Unsqueeze(part, op.ints(-1)) for part in made), axis=-1)
-    return op.Reshape(joined, op.ints(0, 0, 0, -1))
-
-
-def refuse(node: Node, condition: bool, what: str) -> None:
-    """Raise an error for a feature that the body of an operator does not cover, where the condition holds."""
-    if condition:
-        raise GradientError(
-            f"{describe(node.ir)}: it has {what}, which its body in standard operators does not cover; export the "
-            "model without ONNX Runtime's fusions, or register a rule for this operator."
-        )

@@ -12,7 +12,7 @@ from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import register_inference
 
 STEPS = ("Ceil", "Floor", "Round", "Sign", "QuantizeLinear")
-"""Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has the
+"""Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.quantization` has the
 rules that replace it where one trains through them."""
 
 no_gradient(*STEPS, reason="the output is constant between steps: the derivative is zero wherever it exists")
@@ -48,7 +48,7 @@ for operator, quantized in {
     "QLinearConv": (0, 3),
     "QLinearMatMul": (0, 3),
 }.items():
-    only_straight_through(operator, quantized=quantized, reason="it computes with quantized integers")
+    only_straight_through(operator, *quantized)
 no_gradient(
     *("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
     reason="the input is text or tokens",

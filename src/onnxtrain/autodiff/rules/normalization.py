@@ -64,7 +64,7 @@ def batch_normalization_gradient(node: Node) -> Sequence[Value]:
     if mean is None or variance is None or node.attribute("training_mode", 0):
         again: list[Value] = []
         if (bias := node.input(5)) is not None:
-            centred, inverse = standardize(op, x, axes, epsilon)
+            centred, inverse = standardize(x, op.ints(*axes), epsilon)
             n = centred * inverse * column(op, scale, rank) + column(op, bias, rank)
             y = n
             if (name := node.attribute("activation", "")) in FUSED_ACTIVATIONS:
@@ -113,9 +113,9 @@ def _inverse_root(value: Value) -> Value:
     return value.op.Reciprocal(value.op.Sqrt(value))
 
 
-def standardize(op: Builder, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
+def standardize(x: Value, over: Value, epsilon: float) -> tuple[Value, Value]:
     """Return x minus its mean, and 1 / sqrt(var + ε)."""
-    over = op.ints(*axes)
+    op = x.op
     centred = x - op.ReduceMean(x, over, keepdims=1)
     return centred, _inverse_root(op.ReduceMean(centred * centred, over, keepdims=1) + epsilon)
 
@@ -126,7 +126,7 @@ def _per_channel(
     """dx, Σ dy x̂ and Σ dy over the axes of the statistics, along which scale is constant."""
     assert x.rank is not None
     over, count = op.ints(*axes), op.count(x, axes)
-    centred, inverse = standardize(op, x, axes, epsilon)
+    centred, inverse = standardize(x, over, epsilon)
     db = op.ReduceSum(dy, over, keepdims=1)
     products = op.ReduceSum(dy * centred, over, keepdims=1)
     slope = products * inverse * inverse / count
@@ -154,35 +154,23 @@ def instance_normalization(node: Node, dy: Value) -> Gradients:
 def layer_normalization(node: Node, dy: Value, dmean: Value | None = None, dinverse: Value | None = None) -> Gradients:
     """y = scale x̂ + b: dscale = Σ dy x̂, db = Σ dy, dx = r (g - mean(g) - x̂ mean(g x̂)) with g = scale dy.
 
-    The outputs Mean and InvStdDev (which is r) are read where the node has them, and carry gradients, too.
+    A gradient of the output Mean adds dmean / n to dx, one of InvStdDev (which is r) -dr r³ (x - mean) / n.
     """
     op, scale, bias = node.op, node.input_required(1), node.input(2)
     axes, epsilon = _normalized_axes(node), node.attribute("epsilon", 1e-5)
-    if not node.has_output(1) and not node.has_output(2):
-        like, settings = [node.x, scale, scale], {"axis": axes.start, "epsilon": epsilon}
-        dx, dscale, dbias = emit(op, "LayerNormalizationGradient", dy, node.x, scale, like=like, **settings)
-        if bias is None:
-            return dx, dscale, None
-        alike = bias.static_shape is not None and bias.static_shape == scale.static_shape
-        return dx, dscale, dbias if alike else _sum_to(_wide(dy), bias)
-    x, dy = _wide(node.x), _wide(dy)
-    over = op.ints(*axes)
-    if node.has_output(1) and node.has_output(2):
-        inverse = op.cast(node.outputs[2], x.dtype)
-        normalized = (x - op.cast(node.outputs[1], x.dtype)) * inverse
-    else:
-        normalized, inverse = _standardized(x, scale, over, axes.start, epsilon)
-    g = dy * _wide(scale)
-    mean_g = op.ReduceMean(g, over, keepdims=1)
-    slope = op.ReduceMean(g * normalized, over, keepdims=1)
-    if node.has_output(1) and dmean is not None:
-        share = op.cast(_over_count(op, dmean, x), x.dtype)
-        mean_g = mean_g - share / inverse
-    if node.has_output(2) and dinverse is not None:
-        slope = slope + op.cast(_over_count(op, dinverse, x), x.dtype) * inverse
-    dx = (g - mean_g - normalized * slope) * inverse
-    db = None if bias is None else _sum_to(dy, bias)
-    return op.cast(dx, node.x.dtype), _sum_to(dy * normalized, scale), db
+    like, settings = [node.x, scale, scale], {"axis": axes.start, "epsilon": epsilon}
+    dx, dscale, db = emit(op, "LayerNormalizationGradient", dy, node.x, scale, like=like, **settings)
+    x, over = _wide(node.x), op.ints(*axes)
+    if dmean is not None and node.arrives(1):
+        dx = dx + op.cast(op.cast(dmean, x.dtype) / op.count(x, axes), dx.dtype)
+    if dinverse is not None and node.arrives(2):
+        centred, inverse = standardize(x, over, epsilon)
+        share = op.cast(dinverse, x.dtype) * inverse * inverse * inverse / op.count(x, axes)
+        dx = dx - op.cast(centred * share, dx.dtype)
+    if bias is None:
+        return dx, dscale, None
+    alike = bias.static_shape is not None and bias.static_shape == scale.static_shape
+    return dx, dscale, db if alike else _sum_to(_wide(dy), bias)
 
 
 def _sum_to(value: Value, like: Value) -> Value:
@@ -206,9 +194,7 @@ def layer_normalization_gradient(node: Node) -> Sequence[Value]:
     dy, x = _wide(node.x), _wide(node.input_required(1))
     over = op.ints(*range(axis, 0))
     normalized, inverse = _standardized(x, scale, over, axis, node.attribute("epsilon"))
-    g = dy * _wide(scale)
-    slope = op.ReduceMean(g * normalized, over, keepdims=1)
-    dx = (g - op.ReduceMean(g, over, keepdims=1) - normalized * slope) * inverse
+    dx = _through_statistics(dy * _wide(scale), normalized, inverse, over)
     return op.cast(dx, node.input_required(1).dtype), _sum_to(dy * normalized, scale), _sum_to(dy, scale)
 
 
@@ -223,10 +209,10 @@ def _normalized_axes(node: Node) -> range:
     return range(axis if axis < 0 else axis - node.rank(), 0)
 
 
-def _over_count(op: Builder, statistic_gradient: Value, x: Value) -> Value:
-    """Divide by the number of elements that the statistic averages."""
-    dtype = statistic_gradient.dtype
-    return statistic_gradient * (op.cast(op.Size(statistic_gradient), dtype) / op.cast(op.Size(x), dtype))
+def _through_statistics(g: Value, normalized: Value, inverse: Value, over: Value) -> Value:
+    """r (g - mean(g) - x̂ mean(g x̂))."""
+    op, slope = g.op, g.op.ReduceMean(g * normalized, over, keepdims=1)
+    return (g - op.ReduceMean(g, over, keepdims=1) - normalized * slope) * inverse
 
 
 def _standardized(x: Value, scale: Value, over: Value, axis: int, epsilon: float) -> tuple[Value, Value]:
@@ -236,17 +222,10 @@ def _standardized(x: Value, scale: Value, over: Value, axis: int, epsilon: float
         ones = op.ones_like(_wide(scale))
         made = op.several("LayerNormalization", x, ones, outputs=3, axis=axis, epsilon=epsilon)
         made[2].ir.dtype = x.dtype
-        return made[0].with_shape(x.shape), made[2].with_shape(_reduced(x, over))
-    centred = x - op.ReduceMean(x, over, keepdims=1)
-    inverse = _inverse_root(op.ReduceMean(centred * centred, over, keepdims=1) + epsilon)
+        statistics = None if x.shape is None else (*x.shape[:axis], *[1] * -axis)
+        return made[0].with_shape(x.shape), made[2].with_shape(statistics)
+    centred, inverse = standardize(x, over, epsilon)
     return centred * inverse, inverse
-
-
-def _reduced(x: Value, over: Value) -> tuple[int | str | None, ...] | None:
-    axes = over.constant()
-    if x.shape is None or axes is None:
-        return None
-    return tuple(1 if axis - len(x.shape) in axes else size for axis, size in enumerate(x.shape))
 
 
 @register_gradient("RMSNormalization")
@@ -281,12 +260,10 @@ def group_normalization(node: Node, dy: Value) -> Gradients:
     x, dy = op.Reshape(_wide(node.x), by_group), _wide(dy)
     # Elements that share one scale: [batch, groups or channels, elements].
     dy = op.Reshape(dy, by_group if op.opset < 21 else by_channel)
-    centred = x - op.ReduceMean(x, last, keepdims=1)
-    inverse = _inverse_root(op.ReduceMean(centred * centred, last, keepdims=1) + node.attribute("epsilon", 1e-5))
+    centred, inverse = standardize(x, last, node.attribute("epsilon", 1e-5))
     normalized = centred * inverse
     g = op.Reshape(dy * op.Unsqueeze(_wide(scale), op.ints(1)), by_group)
-    slope = op.ReduceMean(g * normalized, last, keepdims=1)
-    dx = (g - op.ReduceMean(g, last, keepdims=1) - normalized * slope) * inverse
+    dx = _through_statistics(g, normalized, inverse, last)
     alike = normalized if op.opset < 21 else op.Reshape(normalized, op.Shape(dy))
     over = op.ints(0, 2)
     dscale = op.cast(op.ReduceSum(dy * alike, over, keepdims=0), scale.dtype)

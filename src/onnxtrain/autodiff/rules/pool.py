@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import flat_scatter, joined, sizes_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_fit, windows_of
+from onnxtrain.autodiff.windows import Windows, attributes_fit, spatial_sizes, windows_of
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.limits import check_table, fits
+from onnxtrain.graph.limits import check_table
 
 
 @register_gradient("MaxPool")
@@ -21,20 +21,8 @@ def max_pool(node: Node, dy: Value, _indices: None = None) -> Gradients:
     """y = max over windows: dx = dy where the first maximum of its window is, summed over windows."""
     if node.has_output(1) and not node.attribute("storage_order", 0):
         return _put_at_maxima(node.op, windows_of(node), dy, node.outputs[1])
-    attributes = {name: node.attribute(name) for name in node.ir.attributes if name != "storage_order"}
+    attributes = node.attributes() | {"storage_order": None}
     return emit(node.op, "MaxPoolGradient", dy, node.x, like=[node.x], **attributes)
-
-
-def _has_kernel(node: ir.Node) -> bool:
-    kernel = node.attributes["kernel_shape"].as_ints()
-    ones = [1] * len(kernel)
-
-    def listed(name: str, otherwise: Sequence[int]) -> Sequence[int]:
-        return node.attributes[name].as_ints() if name in node.attributes else otherwise
-
-    return windows_fit(
-        kernel, listed("strides", ones), listed("dilations", ones), listed("pads", [0] * 2 * len(kernel))
-    )
 
 
 # Milliseconds on two cores, for the maximum with indices and then the gradient from them (PyTorch's gradient):
@@ -42,7 +30,7 @@ def _has_kernel(node: ir.Node) -> bool:
 #   64 x 6 x 28 x 28, 2 x 2              0.66            0.21           0.05       0.09
 #   4 x 64 x 112 x 112, 3 x 3 stride 2  15.7             3.0             -         4.2
 # Comparing every position of the windows with the maximum instead takes 1.1 and 22.
-@register_fused("MaxPoolGradient", has_kernel=_has_kernel)
+@register_fused("MaxPoolGradient", has_kernel=attributes_fit)
 def max_pool_gradient(node: Node) -> Sequence[Value]:
     """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window is."""
     op, dy, x = node.op, node.x, node.input_required(1)
@@ -52,21 +40,20 @@ def max_pool_gradient(node: Node) -> Sequence[Value]:
 def _indices(node: Node, dy: Value) -> Value:
     """Compute the flat index of the maximum of each window from x, the second input, with MaxPool's attributes."""
     x = node.input_required(1)
-    attributes = {name: node.attribute(name) for name in node.ir.attributes}
-    attributes["strides"] = windows_of(node, x=x).strides
+    attributes = node.attributes() | {"strides": windows_of(node, x=x).strides}
     return node.op.several("MaxPool", x, outputs=2, **attributes)[1].with_shape(dy.shape)
 
 
 def scattered_max_pool_gradient(node: Node) -> Sequence[Value]:
     """Compute :func:`max_pool_gradient` without MaxUnpool, for providers that lack it."""
-    op, dy, x = node.op, node.x, node.input_required(1)
-    return [_scatter(op, dy, _indices(node, dy), x)]
+    dy, x = node.x, node.input_required(1)
+    return [flat_scatter(x, _indices(node, dy), dy)]
 
 
 def _put_at_maxima(op: Builder, windows: Windows, dy: Value, indices: Value) -> Value:
     if _undone_by_unpooling(windows, windows.x, dy):
         return op.MaxUnpool(dy, indices, kernel_shape=windows.kernel, strides=windows.strides, pads=windows.pads)
-    return _scatter(op, dy, indices, windows.x)
+    return flat_scatter(windows.x, indices, dy)
 
 
 def _undone_by_unpooling(windows: Windows, x: Value, dy: Value) -> bool:
@@ -79,14 +66,6 @@ def _undone_by_unpooling(windows: Windows, x: Value, dy: Value) -> bool:
     begin, end = pads[: windows.rank], pads[windows.rank :]
     full = zip(windows.strides, counts, windows.extent, begin, end, strict=True)
     return [s * (n - 1) + e - b - a for s, n, e, b, a in full] == list(sizes)
-
-
-def _scatter(op: Builder, dy: Value, indices: Value, x: Value) -> Value:
-    """Zeros of the shape of x with dy added at flat indices."""
-    all_elements = op.ints(-1)
-    zeros = op.reshape(op.zeros_like(x), all_elements)
-    flat_indices, flat_dy = op.Reshape(indices, all_elements), op.Reshape(dy, all_elements)
-    return op.reshape_like(op.ScatterElements(zeros, flat_indices, flat_dy, axis=0, reduction="add"), x)
 
 
 @register_gradient("MaxUnpool")
@@ -122,46 +101,20 @@ def _spread(windows: Windows, dy: Value, weight: float) -> Value:
     assert windows.kernel is not None
     check_table(*windows.kernel)
     kernel = op.constant(np.full((1, 1, *windows.kernel), weight), dy.dtype)
-    sizes = spatial_sizes(dy)
-    if sizes is None:
-        single = op.Reshape(dy, op.Concat(op.ints(-1, 1), op.Shape(dy, start=2), axis=0))
-    else:
-        single = op.Reshape(dy, op.ints(-1, 1, *sizes))
-        single.with_shape((None, 1, *sizes))
+    single = op.Reshape(dy, joined(op, [-1, 1, *sizes_of(dy, windows.axes)]))
     return op.reshape_like(windows.scatter(single, kernel), windows.x)
 
 
 def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
     """The number of elements of each window that count, [1, 1, windows...]."""
-    op, sizes, counts, pads = windows.op, spatial_sizes(windows.x), spatial_sizes(dy), windows.pads
-    assert windows.kernel is not None
-    if sizes is None or counts is None or pads is None:
-        return _counts_in_graph(windows, dy, include_padding)
-    if not fits(*counts) or not all(map(fits, counts, windows.kernel)):
-        return _counts_in_graph(windows, dy, include_padding)
-    total = np.ones((1, 1, *[1] * windows.rank))
-    for axis in range(windows.rank):
-        starts = np.arange(counts[axis]) * windows.strides[axis] - pads[axis]
-        at = starts[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
-        before, after = (pads[axis], pads[axis + windows.rank]) if include_padding else (0, 0)
-        inside = ((at >= -before) & (at < sizes[axis] + after)).sum(axis=1)
-        total = total * inside.reshape(-1, *[1] * (windows.rank - 1 - axis))
-    return op.constant(np.maximum(total, 1), dy.dtype)
-
-
-def _counts_in_graph(windows: Windows, dy: Value, include_padding: bool) -> Value:
     op, rank, axes = windows.op, windows.rank, windows.axes
-    shape = op.Concat(op.ints(1, 1), op.Shape(windows.x, start=2), axis=0)
-    ones = op.Expand(op.scalar(1, dy), shape)
-    check_table(*(windows.kernel or ()))
-    kernel = op.constant(np.ones((1, 1, *(windows.kernel or ()))), dy.dtype)
-    pads = windows.pads
-    if pads is None:
-        padded = windows.padded(ones, axes)
-        ones = op.Expand(op.scalar(1, dy), op.Shape(padded)) if include_padding else padded
-    elif any(pads):
+    assert windows.kernel is not None
+    check_table(*windows.kernel)
+    kernel = op.constant(np.ones((1, 1, *windows.kernel)), dy.dtype)
+    ones = op.Expand(op.scalar(1, dy), joined(op, [1, 1, *sizes_of(windows.x, axes)]))
+    if windows.pads is None or any(windows.pads):
         fill = op.scalar(1 if include_padding else 0, dy)
-        ones = op.Pad(ones, op.ints(*pads), fill, op.ints(*axes))
+        ones = op.Pad(ones, joined(op, [*windows.begin, *windows.end]), fill, op.ints(*axes))
     beyond = [0] * rank if windows.exact_end else [s - 1 for s in windows.strides]
     counts = op.Conv(
         ones,
@@ -173,7 +126,7 @@ def _counts_in_graph(windows: Windows, dy: Value, include_padding: bool) -> Valu
     )
     if not windows.exact_end:  # rounding up can give one window more than the pooling has
         counts = op.Slice(counts, op.ints(*[0] * rank), op.Shape(dy, start=2), op.ints(*axes))
-    return counts
+    return op.Max(counts, op.scalar(1, counts))  # padding alone counts nothing
 
 
 @register_gradient("LpPool")

@@ -1,11 +1,22 @@
-"""Quantized values: the scale has a gradient, the integers have none."""
+"""Quantized values: the scale has a gradient, the integers have none.
+
+The rules with ``straight_through`` replace zero gradients where one trains through rounding (quantization-aware
+training).
+Rounding is treated as the identity (Bengio, Léonard, Courville 2013). Quantization is treated as the division
+that it rounds, within the range of the integers: outside of it the gradient is zero, as in PyTorch's fake_quantize,
+and scales get the gradients of its learnable form. The gradient with respect to a quantized tensor is floating; other
+operators pass it on as if they computed with floats (:func:`onnxtrain.autodiff.engine.seen_as_floating`).
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.registry import Gradients, register_gradient
+from onnxtrain.autodiff.placement import count_to, size_of
+from onnxtrain.autodiff.registry import Gradients, register_gradient, straight_through
+from onnxtrain.autodiff.rules import conv, elementwise, matmul, shape
 from onnxtrain.graph import Value
 from onnxtrain.graph.limits import fits
 
@@ -14,9 +25,7 @@ from onnxtrain.graph.limits import fits
 def dequantize(node: Node, dy: Value) -> Gradients:
     """y = (x - zero_point) s: ds = sum dy (x - zero_point) over the elements that share the scale."""
     op, scale = node.op, node.input_required(1)
-    attributes = {
-        name: node.attribute(name) for name in ("axis", "block_size", "output_dtype") if name in node.ir.attributes
-    }
+    attributes = node.attributes("axis", "block_size", "output_dtype")
     # With a scale of one the operator itself gives x - zero_point, for every layout of the scale.
     steps = op.DequantizeLinear(node.x, op.ones_like(scale), node.input(2), **attributes)
     steps.ir.dtype = dy.dtype
@@ -42,8 +51,7 @@ def _block_of_each(node: Node, axis: int, block: int) -> Value:
     size = None if shape is None else shape[axis]
     if isinstance(size, int) and fits(size):
         return op.constant(np.arange(size) // block, np.int64)
-    end = op.Squeeze(op.dimension(node.x, axis))
-    return op.Range(op.constant(0, np.int64), end, op.constant(1, np.int64)) / op.constant(block, np.int64)
+    return count_to(op, size_of(node.x, axis)) / op.constant(block, np.int64)
 
 
 def sum_like_scale(node: Node, products: Value) -> Value:
@@ -80,3 +88,112 @@ def _sum_blocks(node: Node, products: Value) -> Value:
     after = [op.dimension(node.x, a) for a in range(axis + 1, rank)]
     split = op.reshape(padded, op.Concat(*before, blocks, op.ints(block), *after, axis=0))
     return op.ReduceSum(split, op.ints(axis + 1), keepdims=0)
+
+
+for operators, rule in (
+    (("Reshape", "Flatten"), shape.reshape),
+    (("Squeeze",), shape.squeeze),
+    (("Unsqueeze",), shape.unsqueeze),
+    (("Transpose",), shape.transpose),
+):
+    straight_through(*operators)(rule)
+
+
+@straight_through("Ceil", "Floor", "Round", "Sign", "Identity")
+def rounding(node: Node, dy: Value) -> Gradients:
+    """y = round(x): dx = dy, as if y were x."""
+    return dy
+
+
+@straight_through("Cast", "CastLike")
+def cast(node: Node, dy: Value) -> Gradients:
+    """y = x in another type, perhaps an integer: dx = dy."""
+    if node.x.dtype == ir.DataType.UNDEFINED or node.x.is_float:
+        return elementwise.cast(node, dy)
+    return None if node.x.dtype in (ir.DataType.BOOL, ir.DataType.STRING) else dy
+
+
+@straight_through("DynamicQuantizeLinear")
+def quantize_dynamically(node: Node, dy: Value | None, ds: Value | None, dz: Value | None) -> Gradients:
+    """y = round(x / s) + z with s and z from the range of x, held constant: dx = dy / s."""
+    return None if dy is None else _per_step(node.op.cast(dy, node.x.dtype), node.outputs[1])
+
+
+@straight_through("MatMulInteger")
+def matmul_of_integers(node: Node, dy: Value) -> Gradients:
+    """y = (a - za) (b - zb): da and db as in MatMul."""
+    a, b = (_shifted(node, index, dy.dtype, axis) for index, axis in ((0, -2), (1, -1)))
+    da, db = matmul.matmul(node.with_values([a, b]), dy)  # type: ignore[misc]
+    return [da, db, *[None] * (len(node.inputs) - 2)]
+
+
+@straight_through("ConvInteger")
+def convolution_of_integers(node: Node, dy: Value) -> Gradients:
+    """y = (x - zx) * (w - zw): dx and dw as in Conv."""
+    x, weight = (_shifted(node, index, dy.dtype, axis) for index, axis in ((0, 1), (1, 0)))
+    y = node.op.cast(node.y, dy.dtype).with_shape(node.y.shape)
+    dx, dw, _ = conv.convolution(node.with_values([x, weight], [y]), dy)  # type: ignore[misc]
+    return [dx, dw, *[None] * (len(node.inputs) - 2)]
+
+
+def _shifted(node: Node, index: int, dtype: ir.DataType, axis: int) -> Value:
+    """An input minus its zero point (or one per index of an axis), as floats."""
+    op, value, zero = node.op, node.input_required(index), node.input(index + 2)
+    numbers = op.cast(value, dtype).with_shape(value.shape)
+    known = None if zero is None else zero.constant()
+    if zero is None or (known is not None and not known.any()):
+        return numbers
+    shift = op.cast(zero, dtype)
+    if zero.rank == 1 and zero.shape != (1,):
+        after = (node.rank(value) - 1 - axis) if axis >= 0 else -1 - axis
+        shift = op.reshape(shift, [-1, *[1] * after])
+    return (numbers - shift).with_shape(value.shape)
+
+
+@straight_through("QuantizeLinear")
+def quantize(node: Node, dy: Value) -> Gradients:
+    """y = clip(round(x / s) + z): dx = dy / s, ds = -Σ dy x / s^2, both zero where y is clipped."""
+    op, x, scale = node.op, node.x, node.input_required(1)
+    if not x.is_float:
+        return None, None, None
+    # Half precision does not represent the range of 16-bit integers.
+    dtype = ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    steps = along_input(node, scale)
+    quotient = op.cast(x, dtype) / op.cast(steps, dtype)
+    quotient.with_shape(x.shape)
+    inside = _unless_clipped(node, quotient)
+    unclipped = op.Where(inside, _per_step(op.cast(dy, x.dtype), op.cast(steps, x.dtype)), op.scalar(0, x))
+    dx = unclipped.with_shape(x.shape)
+    products = op.cast(-(dx * op.cast(quotient, x.dtype)).with_shape(x.shape), scale.dtype)
+    return dx, sum_like_scale(node, products), None
+
+
+@straight_through("DequantizeLinear")
+def dequantize_straight(node: Node, dy: Value) -> Gradients:
+    """y = (x - z) s: dx = dy s, ds as in the ordinary rule."""
+    op = node.op
+    steps = op.cast(along_input(node, node.input_required(1)), dy.dtype)
+    _, ds, *_ = dequantize(node, dy)  # type: ignore[misc]
+    return (dy * steps).with_shape(node.x.shape), ds, None
+
+
+def _per_step(dy: Value, steps: Value) -> Value:
+    """dy / steps; where dy is a multiplication by the same steps, its other operand, exactly."""
+    product = dy.ir.producer()
+    if product is not None and product.op_type == "Mul" and product.inputs[1] is steps.ir:
+        assert product.inputs[0] is not None
+        return dy.op.wrap(product.inputs[0])
+    return dy / steps
+
+
+def _unless_clipped(node: Node, quotient: Value) -> Value:
+    """True where round(x / s) + z is in the range of the output's type."""
+    op, dtype = node.op, node.y.dtype
+    rounded = quotient if dtype.is_floating_point() else op.Round(quotient)
+    zero = node.input(2)
+    known = None if zero is None else zero.constant()
+    if zero is not None and (known is None or known.astype(float).any()):
+        # Cast first: ONNX Runtime reshapes no elements below a byte.
+        rounded = rounded + along_input(node, op.cast(zero, quotient.dtype))
+    low, high = (op.scalar(float(end), quotient) for end in (dtype.min, dtype.max))
+    return op.Equal(op.Clip(rounded, low, high), rounded)

@@ -6,13 +6,12 @@ A gradient goes through them with the straight-through option; without it the no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import no_gradient, register_body, straight_through
-from onnxtrain.autodiff.rules import straight_through as straight
+from onnxtrain.autodiff.rules.quantization import dequantize_straight, quantize
 from onnxtrain.graph import Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 
@@ -22,8 +21,8 @@ no_gradient(
     reason="the output is constant between steps: the derivative is zero wherever it exists",
 )
 # These keep their nodes: they take types that ONNX's own have at newer opsets only.
-straight_through("QuantizeLinear", domain=MICROSOFT_DOMAIN)(straight.quantize)
-straight_through("DequantizeLinear", domain=MICROSOFT_DOMAIN)(straight.dequantize)
+straight_through("QuantizeLinear", domain=MICROSOFT_DOMAIN)(quantize)
+straight_through("DequantizeLinear", domain=MICROSOFT_DOMAIN)(dequantize_straight)
 
 
 def _dequantized(node: Node, index: int, axis: int = 0) -> Value:
@@ -61,10 +60,6 @@ def dequantized(node: Node) -> list[Value | None]:
     return [y.with_shape(node.x.shape)]
 
 
-def _attributes(node: Node, *names: str) -> dict[str, Any]:
-    return {name: node.attribute(name) for name in names}
-
-
 @register_body("QLinearMatMul", domain="")
 def matmul(node: Node) -> list[Value | None]:
     """y = a b, quantized: rows of a and columns of b may have scales of their own."""
@@ -82,7 +77,7 @@ def convolution(node: Node) -> list[Value | None]:
     scale, of_weight = node.input_required(1), node.input_required(4)
     if bias is not None:
         bias = op.cast(bias, scale.dtype).with_shape(bias.shape) * (scale * of_weight)
-    y = op.Conv(_dequantized(node, 0), _dequantized(node, 3, 0), bias, **_attributes(node, *_CONV))
+    y = op.Conv(_dequantized(node, 0), _dequantized(node, 3, 0), bias, **node.attributes(*_CONV))
     return [_quantized(node, y.with_shape(node.y.shape), 6)]
 
 
@@ -119,7 +114,7 @@ def _channels(node: Node, x: Value, function: Callable[[Value], Value]) -> Value
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 _register_unary(
     "QLinearAveragePool",
-    lambda node, x: _channels(node, x, lambda image: node.op.AveragePool(image, **_attributes(node, *_POOL))),
+    lambda node, x: _channels(node, x, lambda image: node.op.AveragePool(image, **node.attributes(*_POOL))),
 )
 _register_unary("QLinearGlobalAveragePool", lambda node, x: _channels(node, x, node.op.GlobalAveragePool))
 
@@ -129,19 +124,14 @@ def concatenation(node: Node) -> list[Value | None]:
     """y = the inputs side by side, quantized again; output scale and zero point come first."""
     parts = [_dequantized(node, index) for index in range(2, len(node.inputs), 3)]
     y = node.op.Concat(*parts, axis=node.attribute("axis"))
-    zero = node.input_required(1)
-    result = node.op.QuantizeLinear(y, node.x, zero)
-    result.ir.dtype = zero.dtype
-    return [result.with_shape(y.shape)]
+    return [_quantized(node, y, 0)]
 
 
 @register_body("QLinearWhere", domain=MICROSOFT_DOMAIN)
 def choice(node: Node) -> list[Value | None]:
     """y = x where a condition holds, else y, quantized again."""
     chosen = node.op.Where(node.x, _dequantized(node, 1), _dequantized(node, 4))
-    result = node.op.QuantizeLinear(chosen, node.input_required(7), node.input(8))
-    result.ir.dtype = node.input_required(1).dtype
-    return [result.with_shape(chosen.shape)]
+    return [_quantized(node, chosen, 7)]
 
 
 @register_body("QGemm", domain=MICROSOFT_DOMAIN)
@@ -153,7 +143,7 @@ def gemm(node: Node) -> list[Value | None]:
     if bias is not None:
         scales = node.input_required(1) * node.input_required(4)
         bias = op.cast(bias, scales.dtype).with_shape(bias.shape) * (scales * alpha)
-    y = op.Gemm(_dequantized(node, 0), b, bias, alpha=alpha, **_attributes(node, "transA", "transB"))
+    y = op.Gemm(_dequantized(node, 0), b, bias, alpha=alpha, **node.attributes("transA", "transB"))
     return [y if node.input(7) is None else _quantized(node, y.with_shape(node.y.shape), 7)]
 
 

@@ -15,14 +15,100 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.placement import count_to, reversed_along, size_of, zeros
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import FIRST
-from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
+from onnxtrain.autodiff.rules.activation import activation
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 
 Step = Callable[[Builder, list[Value], list[Value]], tuple[list[Value], list[Value]]]
 """(builder of the body, states, items of this step) -> (next states, results of this step)."""
+
+
+class Activation(NamedTuple):
+    """An activation function with its parameters, by the name that the recurrent operators know."""
+
+    name: str
+    alpha: float | None
+    beta: float | None
+
+    def __call__(self, x: Value) -> Value:
+        """The function's value, emitted through the builder of its argument."""
+        alpha, beta = self.alpha, self.beta
+        if self.name not in ("Affine", "ScaledTanh"):
+            return activation(self.name, x, alpha=alpha, beta=beta)
+        assert alpha is not None
+        assert beta is not None
+        return x * alpha + beta if self.name == "Affine" else x.op.Tanh(x * beta) * alpha
+
+
+# Defaults of alpha and beta; None for a function without that parameter.
+_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+    "Affine": (1.0, 0.0),
+    "Elu": (1.0, None),
+    "HardSigmoid": (0.2, 0.5),
+    "LeakyRelu": (0.01, None),
+    "Relu": (None, None),
+    "ScaledTanh": (1.0, 1.0),
+    "Sigmoid": (None, None),
+    "Softplus": (None, None),
+    "Softsign": (None, None),
+    "Tanh": (None, None),
+    "ThresholdedRelu": (1.0, None),
+}
+_NAMES = {name.lower(): name for name in _PARAMETERS}
+
+
+def activations(node: Node, default: Sequence[str], directions: int) -> list[list[Activation]]:
+    """The activation functions of each direction; alpha and beta go to the functions that have them, in order.
+
+    Raises:
+        GradientError: A function is unknown.
+    """
+    names = node.attribute("activations") or list(default) * directions
+    if isinstance(names, str):  # of a fused operator: names in one string, alpha and beta for every function
+        numbers = [node.attribute(f"activation_{kind}") for kind in ("alpha", "beta")]
+        triples = zip(names.split(), *numbers, strict=True)
+        return _by_direction([_with_numbers(name, alpha, beta) for name, alpha, beta in triples], len(default))
+    alphas, betas = (iter(node.attribute(f"activation_{kind}") or ()) for kind in ("alpha", "beta"))
+    found = []
+    for name in names:
+        if name.lower() not in _NAMES:
+            raise GradientError(
+                f"{describe(node.ir)}: the activation {name!r} is unknown; the operator knows "
+                f"{', '.join(sorted(_PARAMETERS))}."
+            ).about(describe(node.ir), got=name, wanted=sorted(_PARAMETERS))
+        alpha, beta = _PARAMETERS[_NAMES[name.lower()]]
+        found.append(
+            _with_numbers(
+                name,
+                next(alphas, alpha) if alpha is not None else None,
+                next(betas, beta) if beta is not None else None,
+            )
+        )
+    return _by_direction(found[: directions * len(default)], len(default))
+
+
+def numbers_with_defaults(
+    names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]
+) -> tuple[list[float], list[float]] | None:
+    """Complete ``activation_alpha`` and ``activation_beta`` by the defaults; ``None`` where a function is unknown."""
+    if any(name.lower() not in _NAMES for name in names):
+        return None
+    defaults = [_PARAMETERS[_NAMES[name.lower()]] for name in names]
+    alpha, beta = ([number for number in column if number is not None] for column in zip(*defaults, strict=True))
+    return [*alphas, *alpha[len(alphas) :]], [*betas, *beta[len(betas) :]]
+
+
+def _with_numbers(name: str, alpha: float | None, beta: float | None) -> Activation:
+    """A function with the parameters that it has."""
+    name = _NAMES[name.lower()]
+    has_alpha, has_beta = (number is not None for number in _PARAMETERS[name])
+    return Activation(name, alpha if has_alpha else None, beta if has_beta else None)
+
+
+def _by_direction(found: list[Activation], count: int) -> list[list[Activation]]:
+    return [found[begin : begin + count] for begin in range(0, len(found), count)]
 
 
 def scan(
@@ -109,8 +195,7 @@ class Sequences:
         if self.lengths is not None:
             lengths = op.cast(self.lengths, ir.DataType.INT64)
             return op.ReverseSequence(value, lengths, time_axis=0, batch_axis=1).with_shape(value.shape)
-        turned = op.Slice(value, op.ints(-1), op.ints(FIRST), op.ints(0), op.ints(-1))
-        return turned.with_shape(value.shape)
+        return reversed_along(value, 0)
 
     def weight(self, index: int, direction: int) -> Value | None:
         """One direction's part of a weight, bias or peephole input."""
@@ -123,28 +208,17 @@ class Sequences:
         """One direction's part of a state [b, h]; zeros, one per item of ``like`` [t, b, n], where it is left out."""
         op = self.op
         if value is None:
-            sizes = op.Concat(op.dimension(like, 1), op.ints(self.hidden), axis=0)
-            fill = ir.tensor(np.zeros(1, dtype=self.node.x.dtype.numpy()))
-            return op.ConstantOfShape(sizes, value=fill).with_shape((None, self.hidden))
+            return zeros(op, [size_of(like, 1), self.hidden], self.node.x.dtype)
         part = op.Gather(value, op.constant(direction, np.int64), axis=1 if self.batch_first else 0)
         return part.with_shape((None, self.hidden))
 
-    def before(self, values: Value, initial: Value) -> Value:
-        """The states before every step: the initial state, then all values but the last."""
-        op = self.op
-        earlier = op.Slice(values, op.ints(0), op.ints(-1), op.ints(0))
-        first = op.Unsqueeze(initial, op.ints(0))
-        return op.Concat(first, earlier, axis=0).with_shape(values.shape)
-
-    def mask(self, steps: Value) -> Value | None:
-        """True for steps [t, b, 1] within the lengths; ``None`` where all are."""
+    def mask(self, steps: Value) -> list[Value]:
+        """True for steps [t, b, 1] within the lengths; no mask where all are."""
         if self.lengths is None:
-            return None
+            return []
         op = self.op
-        zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-        time = op.Range(zero, op.Reshape(op.dimension(steps, 0), op.ints()), one)
-        lengths = op.Unsqueeze(op.cast(self.lengths, ir.DataType.INT64), op.ints(0, 2))
-        return op.Less(op.Unsqueeze(time, op.ints(1, 2)), lengths)
+        time = op.Unsqueeze(count_to(op, size_of(steps, 0)), op.ints(1, 2))
+        return [op.Less(time, op.Unsqueeze(op.cast(self.lengths, ir.DataType.INT64), op.ints(0, 2)))]
 
     def together(self, parts: Sequence[Value], axis: int = 0) -> Value:
         """Join the parts of the directions along a new axis."""
@@ -169,7 +243,7 @@ class Direction(NamedTuple):
     recurrence: Value
     biases: tuple[Value, Value] | None
     functions: list[Activation]
-    mask: Value | None
+    mask: list[Value]
     dhidden: Value
     dlast: tuple[Value, Value]
     cell: Value
@@ -181,10 +255,6 @@ class Direction(NamedTuple):
         total = self.x @ op.Transpose(self.weight, perm=[1, 0])
         total = total + self.before @ op.Transpose(self.recurrence, perm=[1, 0])
         return total if self.biases is None else total + (self.biases[0] + self.biases[1])
-
-    def masks(self) -> list[Value]:
-        """The mask as a sequence of a Scan, if there is one."""
-        return [] if self.mask is None else [self.mask]
 
 
 class Found(NamedTuple):
@@ -199,6 +269,22 @@ class Found(NamedTuple):
     dpeepholes: Value | None = None
     dlinear: Value | None = None
 
+    @classmethod
+    def of(
+        cls,
+        one: Direction,
+        da: Value,
+        dinitial: list[Value],
+        drecurrence: Value | None = None,
+        drecurrent: Value | None = None,
+        **more: Value | None,
+    ) -> Found:
+        """The gradients from da of W X_t + Wb; the gates may read R otherwise, and R h_t-1 + Rb may have its own."""
+        recurrent = da if drecurrent is None else drecurrent
+        dbias = one.node.op.Concat(sum_over_steps(da), sum_over_steps(recurrent), axis=0)
+        drecurrence = outer_sum(recurrent, one.before) if drecurrence is None else drecurrence
+        return cls(da @ one.weight, outer_sum(da, one.x), drecurrence, dbias, dinitial, da, **more)
+
 
 Rule = Callable[[Direction], Found]
 
@@ -206,19 +292,15 @@ Rule = Callable[[Direction], Found]
 def differentiate(node: Node, dys: Sequence[Value | None], default: Sequence[str], rule: Rule) -> Gradients:
     """Apply a rule to each direction of a node and join the gradients."""
     sequences = Sequences(node)
-    return joined(sequences, each_direction(sequences, dys, default, rule))
+    return joined(sequences, [rule(one) for one in directions(sequences, visible_output(node), dys, default)])
 
 
-def each_direction(
-    sequences: Sequences, dys: Sequence[Value | None], default: Sequence[str], rule: Rule
-) -> list[Found]:
-    """The gradients of each direction by a rule, in the time order of that direction."""
-    hidden = _visible_output(sequences.node)
+def directions(
+    sequences: Sequences, hidden: Value, dys: Sequence[Value | None], default: Sequence[str]
+) -> list[Direction]:
+    """The directions of a node with the states ``hidden`` and the gradients ``dys`` of its outputs."""
     functions = activations(sequences.node, default, sequences.count)
-    return [
-        rule(one_direction(sequences, hidden, dys, direction, functions[direction]))
-        for direction in range(sequences.count)
-    ]
+    return [_one_direction(sequences, hidden, dys, direction, own) for direction, own in enumerate(functions)]
 
 
 def joined(sequences: Sequences, parts: Sequence[Found]) -> list[Value | None]:
@@ -237,36 +319,42 @@ def joined(sequences: Sequences, parts: Sequence[Found]) -> list[Value | None]:
     return gradients[: len(sequences.node.inputs)]
 
 
-def one_direction(
+def _one_direction(
     sequences: Sequences, hidden: Value, dys: Sequence[Value | None], direction: int, functions: list[Activation]
 ) -> Direction:
-    """One direction of a node with the states ``hidden`` and the gradients ``dys`` of its outputs."""
     node = sequences.node
     x, states = sequences.input(direction), sequences.output(hidden, direction)
     initial = sequences.state(node.input(5), direction, states)
     weight, recurrence, bias = (sequences.weight(index, direction) for index in (1, 2, 3))
     assert weight is not None
     assert recurrence is not None
-    dlast = [dys[index] if index < len(dys) else None for index in (1, 2)]
     dhidden = node.op.zeros_like(hidden) if dys[0] is None else dys[0]
+    first, second = (sequences.state(dys[index] if index < len(dys) else None, direction, states) for index in (1, 2))
     return Direction(
         node,
         x,
         states,
-        sequences.before(states, initial),
+        states_before(states, initial),
         weight,
         recurrence,
         None if bias is None else (split(bias, 2)[0], split(bias, 2)[1]),
         functions,
         sequences.mask(states),
         sequences.output(dhidden, direction),
-        (sequences.state(dlast[0], direction, states), sequences.state(dlast[1], direction, states)),
+        (first, second),
         sequences.state(node.input(6), direction, states),
         sequences.weight(7, direction),
     )
 
 
-def _visible_output(node: Node) -> Value:
+def states_before(values: Value, initial: Value) -> Value:
+    """The states before every step: the initial state, then all values but the last."""
+    op = values.op
+    earlier = op.Slice(values, op.ints(0), op.ints(-1), op.ints(0))
+    return op.Concat(op.Unsqueeze(initial, op.ints(0)), earlier, axis=0).with_shape(values.shape)
+
+
+def visible_output(node: Node) -> Value:
     """The output Y with all hidden states, which is added to a node that leaves it out."""
     value = node.outputs[0]
     if not value.name:
@@ -340,13 +428,5 @@ def rnn_direction(one: Direction) -> Found:
         return [chosen(mask, before, dh)], [da]
 
     gates = one.gates().with_shape(one.hidden.shape)
-    dinitial, da = scan(op, [one.dlast[0]], [gates, one.dhidden, *one.masks()], step, reverse=True)
-    dbias = sum_over_steps(da)
-    return Found(
-        da @ one.weight,
-        outer_sum(da, one.x),
-        outer_sum(da, one.before),
-        op.Concat(dbias, dbias, axis=0),
-        [dinitial],
-        da,
-    )
+    dinitial, da = scan(op, [one.dlast[0]], [gates, one.dhidden, *one.mask], step, reverse=True)
+    return Found.of(one, da, [dinitial])

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
+from onnxtrain.autodiff.placement import (
+    LAST,
     Size,
     joined,
     product_between,
@@ -25,6 +24,7 @@ from onnxtrain.autodiff.rules.placement import (
     size_of,
     zeros,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 from onnxtrain.graph.limits import check_table
@@ -44,13 +44,12 @@ RESIZE = "ResizeByMatrices"
 """The operator of the domain ``onnxtrain`` that resizes the last two axes, forward and in the gradient."""
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """One resized axis: its number in x and its position among the scales or sizes; their number is count."""
+class _Axis(NamedTuple):
+    """One resized axis: its number in x and its position among all scales or sizes."""
 
     axis: int
     position: int
-    count: int
+    all: int
 
 
 @register_gradient("Resize", since=18)
@@ -183,28 +182,24 @@ def _matrix(node: Node, axis: _Axis) -> Value:
             return _rounded_matrix(node, axis, scale)
         scales = op.constant([1, scale.value], np.float32)
     else:
-        scales = op.Concat(op.constant([1], np.float32), _scale(node, axis), axis=0)
-    attributes = {name: node.attribute(name) for name in _ATTRIBUTES}
-    rows = op.Resize(identity, roi, scales, sizes, **attributes)
+        scales = op.Concat(op.constant([1], np.float32), _item(node.input_required(2), axis.position), axis=0)
+    rows = op.Resize(identity, roi, scales, sizes, **node.attributes(*_ATTRIBUTES))
     known = [item if isinstance(item, int) else None for item in (size, size_of(node.y, axis.axis))]
     return rows.with_shape(tuple(known))
 
 
 def _both_sizes(node: Node, axis: _Axis, size: Size) -> Value:
     op, sizes = node.op, node.input_required(3)
-    known, at = sizes.constant(), axis.position
-    own = int(known[at]) if known is not None else op.Slice(sizes, op.ints(at), op.ints(at + 1))
-    both = joined(op, [size, own])
+    known = sizes.constant()
+    both = joined(op, [size, _item(sizes, axis.position) if known is None else int(known[axis.position])])
     # Their number has to be plain (workarounds: sizes of Resize).
     return both if node.x.rank is not None and known is not None else op.Reshape(both, op.ints(2))
 
 
-def _scale(node: Node, axis: _Axis) -> Value:
-    op, scales = node.op, node.input_required(2)
-    known = scales.constant()
-    if known is not None:
-        return op.constant([known[axis.position]], np.float32)
-    return op.Slice(scales, op.ints(axis.position), op.ints(axis.position + 1))
+def _item(vector: Value, at: int) -> Value:
+    """One element of a vector, as a vector; of a known one a constant."""
+    op, known = vector.op, vector.constant()
+    return op.Slice(vector, op.ints(at), op.ints(at + 1)) if known is None else op.constant(known[at : at + 1])
 
 
 def _region(node: Node, axis: _Axis) -> Value | None:
@@ -213,7 +208,7 @@ def _region(node: Node, axis: _Axis) -> Value | None:
     if roi is None or node.attribute("coordinate_transformation_mode") != "tf_crop_and_resize":
         return None
     op = node.op
-    ends = [op.Slice(roi, op.ints(at), op.ints(at + 1)) for at in (axis.position, axis.position + axis.count)]
+    ends = [_item(roi, at) for at in (axis.position, axis.position + axis.all)]
     zero, one = op.constant([0], roi.dtype), op.constant([1], roi.dtype)
     return op.Concat(zero, ends[0], one, ends[1], axis=0)
 
@@ -268,16 +263,14 @@ def _rounded_matrix(node: Node, axis: _Axis, scale: _Scale) -> Value:
     roi = _region(node, axis)
     if roi is not None:
         begin, end = op.constant([0], roi.dtype), op.constant([1], roi.dtype)
-        bounds = [op.Slice(roi, op.ints(at), op.ints(at + 1)) for at in (1, 3)]
-        roi = op.Concat(bounds[0], begin, bounds[1], end, axis=0)
+        roi = op.Concat(_item(roi, 1), begin, _item(roi, 3), end, axis=0)
     made = op.Resize(
         rows,
         roi,
         None,
         op.ints(int(sizes[axis.position]), after),
         axes=[2, 3],
-        keep_aspect_ratio_policy=node.attribute("keep_aspect_ratio_policy"),
-        **{name: node.attribute(name) for name in _ATTRIBUTES},
+        **node.attributes("keep_aspect_ratio_policy", *_ATTRIBUTES),
     )
     first = op.Slice(made, op.ints(0), op.ints(1), op.ints(3))
     return op.Reshape(first, op.ints(size, -1)).with_shape((size, None))
@@ -298,5 +291,5 @@ def _times_transposed(dy: Value, matrix: Value, axis: int, size: Size) -> Value:
         sizes[axis] = size
         return shaped(moved, sizes)
     whole = op.Shape(dy)
-    ends = op.Slice(whole, op.ints(0), op.ints(axis)), op.Slice(whole, op.ints(axis + 1), op.ints(2**31))
+    ends = op.Slice(whole, op.ints(0), op.ints(axis)), op.Slice(whole, op.ints(axis + 1), op.ints(LAST))
     return op.Reshape(moved, op.Concat(ends[0], joined(op, [size]), ends[1], axis=0), allowzero=1)

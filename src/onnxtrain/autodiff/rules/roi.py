@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import count_to, flat_scatter, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.limits import check_table
@@ -41,7 +42,7 @@ def roi_align(node: Node, dy: Value) -> Gradients:
     right = op.Unsqueeze(_mean_weights(op, columns, op.dimension(x, 3)), op.ints(1))
     spread = op.Transpose(op.MatMul(dy, right), perm=[0, 2, 1, 3])  # [regions, bins, channels, width]
     # Regions and bins are one axis to sum over; each image takes its own regions only.
-    owner = op.Equal(op.Unsqueeze(_count_up(op, x, 0), op.ints(1)), op.Unsqueeze(images, op.ints(0)))
+    owner = op.Equal(op.Unsqueeze(count_to(op, size_of(x, 0)), op.ints(1)), op.Unsqueeze(images, op.ints(0)))
     owner = op.Unsqueeze(op.cast(owner, x.dtype), op.ints(1, 3))
     to_images = op.Reshape(owner * op.Transpose(left, perm=[2, 0, 1]), op.ints(0, 0, -1))
     summed = op.MatMul(to_images, op.Flatten(spread, axis=2))
@@ -71,8 +72,7 @@ def _samples(node: Node, first: int, bins: int, size: Value) -> _Samples:
         numbers = op.constant(np.arange(ratio), dtype)
     else:
         count = op.Max(op.Ceil(bin_size), op.scalar(0, bin_size))
-        most = op.cast(op.ReduceMax(count, keepdims=0), _INT64)
-        numbers = op.cast(op.Range(op.constant(0, np.int64), most, op.constant(1, np.int64)), dtype)
+        numbers = op.cast(count_to(op, op.cast(op.ReduceMax(count, keepdims=0), _INT64)), dtype)
     divisor = op.Max(count, op.scalar(1, count))
     offsets = op.constant(np.arange(bins).reshape(1, bins, 1), dtype) * bin_size
     position = start + offsets + (numbers + 0.5) * bin_size / divisor
@@ -87,8 +87,8 @@ def _samples(node: Node, first: int, bins: int, size: Value) -> _Samples:
 def _mean_weights(op: Builder, samples: _Samples, size: Value) -> Value:
     """The mean weight of each element in a bin: [regions, bins, size]."""
     last = op.ints(3)
-    numbers = op.Range(op.constant(0, np.int64), op.Squeeze(size), op.constant(1, np.int64))
-    distance = op.Abs(op.Unsqueeze(samples.position, last) - op.cast(numbers, samples.position.dtype))
+    numbers = op.cast(count_to(op, size), samples.position.dtype)
+    distance = op.Abs(op.Unsqueeze(samples.position, last) - numbers)
     weights = op.Relu(1 - distance) * op.Unsqueeze(samples.kept, last)
     return op.ReduceSum(weights, op.ints(2), keepdims=0) / samples.count
 
@@ -131,17 +131,9 @@ def _neighbours(op: Builder, samples: _Samples, size: Value) -> tuple[Value, Val
 def _scatter(op: Builder, share: Value, position: Value, images: Value, x: Value) -> Value:
     """Add shares [regions, channels, bins] at positions in the images of their regions."""
     channels = op.dimension(x, 1)
-    plane = op.Unsqueeze(images, op.ints(1)) * channels + _count_up(op, x, 1)
+    plane = op.Unsqueeze(images, op.ints(1)) * channels + count_to(op, size_of(x, 1))
     index = op.Unsqueeze(plane, op.ints(2)) * (op.dimension(x, 2) * op.dimension(x, 3)) + position
-    every = op.ints(-1)
-    zeros = op.Reshape(op.zeros_like(x), every)
-    added = op.ScatterElements(zeros, op.Reshape(index, every), op.Reshape(share, every), reduction="add")
-    return op.reshape_like(added, x)
-
-
-def _count_up(op: Builder, x: Value, axis: int) -> Value:
-    """0, 1, ... up to the size of an axis."""
-    return op.Range(op.constant(0, np.int64), op.Squeeze(op.dimension(x, axis)), op.constant(1, np.int64))
+    return flat_scatter(x, index, share)
 
 
 @register_gradient("MaxRoiPool")
@@ -181,7 +173,7 @@ def _in_bins(op: Builder, regions: Value, first: int, bins: int, scale: float, x
     check_table(bins)
     numbers = op.constant(np.arange(bins).reshape(1, bins), regions.dtype)
     low, high = op.Floor(numbers * bin_size) + start, op.Ceil((numbers + 1) * bin_size) + start
-    elements = op.cast(_count_up(op, x, axis), regions.dtype)
+    elements = op.cast(count_to(op, size_of(x, axis)), regions.dtype)
     last = op.ints(2)
     behind = op.GreaterOrEqual(elements, op.Unsqueeze(low, last))
     return op.And(behind, op.Less(elements, op.Unsqueeze(high, last)))

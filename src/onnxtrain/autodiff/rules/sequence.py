@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import from_start
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 
@@ -78,5 +79,4 @@ def _from_start(position: Value, sequence: Value) -> Value:
     op, known = sequence.op, position.constant()
     if known is not None and known >= 0:
         return position
-    length = op.cast(op.SequenceLength(sequence), position.dtype)
-    return op.Where(op.Less(position, op.scalar(0, position)), op.Add(position, length), position)
+    return from_start(position, op.cast(op.SequenceLength(sequence), position.dtype))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import Size, joined, shaped, size_of
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import Size, joined, shaped, size_of
 from onnxtrain.graph import Value
 
 
@@ -116,5 +116,4 @@ def trilu(node: Node, dy: Value) -> Gradients:
 @register_gradient("ReverseSequence")
 def reverse_sequence(node: Node, dy: Value) -> Gradients:
     """y = x with the first n_b steps of each sequence b reversed: dx = dy under the same reversal."""
-    axes = {name: node.attribute(name) for name in ("batch_axis", "time_axis")}
-    return node.op.ReverseSequence(dy, node.input_required(1), **axes)
+    return node.op.ReverseSequence(dy, node.input_required(1), **node.attributes("batch_axis", "time_axis"))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
+from onnxtrain.autodiff.placement import (
     Size,
     add,
+    as_number,
     as_value,
+    count_to,
     multiply,
     pad_to,
     product,
@@ -21,6 +22,7 @@ from onnxtrain.autodiff.rules.placement import (
     size_of,
     zeros,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 
@@ -37,7 +39,7 @@ def dft(node: Node, dy: Value) -> Gradients:
     one_sided = node.attribute("onesided", 0) == 1
     inverse = node.attribute("inverse", 0) == 1
     length = _length(node, axis, halves=one_sided and inverse)
-    count = _number(op, length, x)
+    count = as_number(op, length, x.dtype)
     if one_sided and inverse:
         bins = _transform(op, dy, axis, length, onesided=1)
         dx = bins * (_multiplicity(op, bins, axis, length, x) / count)
@@ -82,12 +84,6 @@ def _as_size(value: Value) -> Size:
     return op.cast(op.Reshape(value, op.ints(1)), op.ints(0).dtype)
 
 
-def _number(op: Builder, size: Size, like: Value) -> Value:
-    if isinstance(size, int):
-        return op.scalar(size, like)
-    return op.cast(op.Reshape(size, op.ints()), like.dtype)
-
-
 def _transform(op: Builder, value: Value, axis: int, length: Size, **attributes: int) -> Value:
     scalar = op.constant(length, np.int64) if isinstance(length, int) else op.Reshape(length, op.ints())
     if op.opset < 20:
@@ -97,11 +93,9 @@ def _transform(op: Builder, value: Value, axis: int, length: Size, **attributes:
 
 def _multiplicity(op: Builder, bins: Value, axis: int, length: Size, x: Value) -> Value:
     """1 for the first bin and the middle one of an even length, 2 for the others, along the axis."""
-    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-    count = op.Reshape(as_value(op, op.dimension(bins, axis)), op.ints())
-    number = op.Range(zero, count, one)
+    number = count_to(op, size_of(bins, axis))
     middle = op.Equal(op.Add(number, number), as_value(op, length))
-    single = op.Or(op.Equal(number, zero), middle)
+    single = op.Or(op.Equal(number, op.ints(0)), middle)
     factor = op.Where(single, op.scalar(1, x), op.scalar(2, x))
     behind = -axis - 1 if axis < 0 else None
     if behind is None:
@@ -137,11 +131,11 @@ def stft(node: Node, dy: Value) -> Gradients:
     length = _frame_length(node)
     if x.shape is not None and len(x.shape) == 2:  # PyTorch's older exporter leaves out the last axis
         x = op.Unsqueeze(x, op.ints(-1)).with_shape((*x.shape, 1))
-    frames = _transform(op, dy, 2, length, inverse=1) * _number(op, length, x)
+    frames = _transform(op, dy, 2, length, inverse=1) * as_number(op, length, x.dtype)
     frames = _real_where(frames, x).with_shape((None, None, None, None))
     batch, samples, parts, count = size_of(x, 0), size_of(x, 1), size_of(x, 2), size_of(dy, 1)
-    starts = op.Mul(_count_to(op, count), as_value(op, step))
-    positions = op.Reshape(op.Add(op.Unsqueeze(starts, op.ints(1)), _count_to(op, length)), op.ints(-1))
+    starts = op.Mul(count_to(op, count), as_value(op, step))
+    positions = op.Reshape(op.Add(op.Unsqueeze(starts, op.ints(1)), count_to(op, length)), op.ints(-1))
     flat = [batch, multiply(count, length), parts]
     weighted = frames if window is None else frames * op.Unsqueeze(window, op.ints(1))
     updates = shaped(weighted, flat)
@@ -160,9 +154,3 @@ def _frame_length(node: Node) -> Size:
     if given is not None:
         return _as_size(given)
     return size_of(node.x, 1) if window is None else size_of(window, 0)
-
-
-def _count_to(op: Builder, size: Size) -> Value:
-    """0, 1, ..., size - 1."""
-    end = op.constant(size, np.int64) if isinstance(size, int) else op.Reshape(size, op.ints())
-    return op.Range(op.constant(0, np.int64), end, op.constant(1, np.int64))

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.rules.placement import (
-    FIRST,
+from onnxtrain.autodiff.placement import (
     LAST,
     Size,
     add,
-    as_value,
     bounded,
     flat_positions,
     flat_scatter,
+    from_start,
     joined,
     multiply,
     pad_to,
+    reversed_along,
     shaped,
     size_of,
     sizes_of,
     subtract,
 )
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 
 
@@ -97,11 +96,11 @@ def _spread_axis(node: Node, axis: _Axis, block: Value) -> tuple[Size, Value]:
     if axis.step < 0:
         count = size_of(block, axis.axis)
         start = add(start, multiply(subtract(count, 1), axis.step))
-        block = _reversed(block, axis.axis)
+        block = reversed_along(block, axis.axis)
     if abs(axis.step) > 1:
         block = _interleaved(block, axis.axis % node.rank(), abs(axis.step))
     # An empty block has no first element; it may lie anywhere.
-    return bounded(op, start, 0, subtract(size, size_of(block, axis.axis))), block
+    return bounded(op, start, subtract(size, size_of(block, axis.axis))), block
 
 
 def _clamped(op: Builder, axis: _Axis, size: Size) -> Size:
@@ -113,14 +112,8 @@ def _clamped(op: Builder, axis: _Axis, size: Size) -> Size:
             return 0
         start = start if start > 0 else add(size, max(start, -LAST))
     else:
-        start = op.Where(op.Less(start, op.ints(0)), op.Add(start, as_value(op, size)), start)
-    return bounded(op, start, 0, last)
-
-
-def _reversed(value: Value, axis: int) -> Value:
-    op = value.op
-    turned = op.Slice(value, op.ints(-1), op.ints(FIRST), op.ints(axis), op.ints(-1))
-    return turned.with_shape(value.shape)
+        start = from_start(start, size)
+    return bounded(op, start, last)
 
 
 def _interleaved(value: Value, axis: int, step: int) -> Value:
@@ -198,16 +191,11 @@ def _known_pads(node: Node) -> list[tuple[int, int, int]] | None:
     if known is None:
         return None
     count = len(known) // 2
-    axes: Sequence[int] | None = range(count) if given is None else _numbers(given)
+    axes = range(count) if given is None else given.constant()
     if axes is None:
         return None
     pads = zip(axes, known[:count].tolist(), known[count:].tolist(), strict=True)
     return [(int(axis), begin, end) for axis, begin, end in pads if begin or end]
-
-
-def _numbers(value: Value) -> list[int] | None:
-    known = value.constant()
-    return None if known is None else [int(number) for number in known]
 
 
 def _copied_once(x: Value, mode: str, axis: int, begin: int, end: int) -> bool:
@@ -240,7 +228,7 @@ def _fold(dy: Value, mode: str, axis: int, begin: int, end: int, size: Size) -> 
             border = op.ReduceSum(border, where, keepdims=1)
             length, target = 1, 0 if front else subtract(size, 1)
         elif mode == "reflect":
-            border = _reversed(border, axis)
+            border = reversed_along(border, axis)
             target = 1 if front else subtract(size, end + 1)
         else:
             target = subtract(size, begin) if front else 0

@@ -23,7 +23,6 @@ from onnxtrain.graph.bounds.facts import (
     attribute,
     common,
     constantly,
-    dims,
     hull,
     is_weight,
     of_array,
@@ -31,8 +30,7 @@ from onnxtrain.graph.bounds.facts import (
     times,
     totals_of,
 )
-from onnxtrain.graph.bounds.shares import normalizes_log, share_of
-from onnxtrain.graph.value import behind
+from onnxtrain.graph.value import behind, dimensions, producer_of
 
 
 def _increasing(function: Callable[[float], Any]) -> Rule:
@@ -154,17 +152,17 @@ def _sum(facts: Facts, node: ir.Node, value: ir.Value, signs: Sequence[float] = 
 
 
 def _add(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
-    between = value_between(facts, node, value) if node.op_type == "Add" else None
+    between = _between(facts, node, value) if node.op_type == "Add" else None
     if between is not None:
         return between
     return _sum(facts, node, value, [1.0] * len(node.inputs))
 
 
 def _sub(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
-    axis = normalizes_log(facts, *node.inputs)
+    axis = _normalizes_log(facts, *node.inputs)
     if axis is not None:
         return Fact(-math.inf, 0, log=Fact(0, 1, {axis: 1.0}))
-    return value_between(facts, node, value) or _sum(facts, node, value, (1.0, -1.0))
+    return _between(facts, node, value) or _sum(facts, node, value, (1.0, -1.0))
 
 
 def scaled(x: Fact, scale: float) -> Fact:
@@ -196,7 +194,7 @@ def _mixture(
     facts: Facts, weights: ir.Value | None, mixed: ir.Value | None, value: ir.Value
 ) -> tuple[int, Fact] | None:
     """Return the axis along which weights sum to one, and the fact of the values that they multiply."""
-    rank, own = rank_of(value), dims(weights)
+    rank, own = rank_of(value), dimensions(weights)
     fact, values = facts.of(weights), facts.of(mixed)
     if rank is None or own is None or fact.low < 0:
         return None
@@ -218,7 +216,7 @@ def _quotient(facts: Facts, whole: ir.Value | None, divisor: ir.Value | None, va
         return replace(
             scaled(x, 1 / y.number), sums={a: s / y.number for a, s in totals_of(facts, whole, value).items()}
         )
-    share = share_of(facts, whole, divisor)
+    share = _share_of(facts, whole, divisor)
     if share is not None:
         return share
     if x.linear and is_weight(divisor):
@@ -241,7 +239,7 @@ def _where(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     truth = facts.of(condition).number
     if truth is not None:
         return facts.of(one if truth else other)
-    test = None if condition is None else condition.producer()
+    test = producer_of(condition)
     limit = None if test is None or test.op_type not in _COMPARISONS else facts.number(test.inputs[1])
     if test is not None and limit is not None:
         is_above = test.op_type.startswith("Greater")
@@ -252,7 +250,7 @@ def _where(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
         found = hull(*cut)
     else:
         found = hull(facts.of(one), facts.of(other))
-    rank, own = rank_of(value), dims(condition)
+    rank, own = rank_of(value), dimensions(condition)
     if rank is None or own is None:
         return found
     shift, same = rank - len(own), common(*(totals_of(facts, each, value) for each in (one, other)))
@@ -290,10 +288,10 @@ def _both(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
 def _maker(value: ir.Value | None) -> ir.Node | None:
     """Return the node that computes a value, behind those that keep its elements."""
     source = behind(value, SAME)
-    return None if source is None else source.producer()
+    return producer_of(source)
 
 
-def value_between(facts: Facts, node: ir.Node, value: ir.Value) -> Fact | None:
+def _between(facts: Facts, node: ir.Node, value: ir.Value) -> Fact | None:
     """Return the fact of a + w (b - a) and b - w (b - a), which lie between a and b for w in [0, 1]."""
     for start, step in (node.inputs, node.inputs[::-1]) if node.op_type == "Add" else (node.inputs,):
         product = _maker(step)
@@ -305,10 +303,92 @@ def value_between(facts: Facts, node: ir.Node, value: ir.Value) -> Fact | None:
                 continue
             if behind(start, SAME) is behind(minus.inputs[node.op_type == "Add"], SAME):
                 same = common(*(totals_of(facts, each, value) for each in minus.inputs))
-                shape, rank = dims(weight) or (None,), rank_of(value) or 0
+                shape, rank = dimensions(weight) or (None,), rank_of(value) or 0
                 sums = {a: s for a, s in same.items() if a < rank - len(shape) or shape[a - rank] == 1}
                 return replace(hull(*map(facts.of, minus.inputs)), sums=sums)
     return None
+
+
+# Values that are divided by their sum, or of which the logarithm of a sum is subtracted
+
+
+def _share_of(facts: Facts, whole: ir.Value | None, divisor: ir.Value | None) -> Fact | None:
+    """Return the fact of values, none below 0, that are divided by a sum of which they are a part."""
+    targets = {behind(each, SAME) for each in (whole, *_unguarded(facts, whole))}
+    if facts.of(whole).low < 0 and not any(facts.of(each).low >= 0 for each in _unguarded(facts, whole)):
+        return None
+    for part in _unguarded(facts, divisor):
+        node = producer_of(part)
+        if node is None or node.domain:
+            continue
+        if node.op_type in ("ReduceSum", "ReduceL1"):
+            inner = behind(node.inputs[0], SAME)
+            producer = producer_of(inner)
+            if producer is not None and producer.op_type == "Abs":
+                inner = behind(producer.inputs[0], SAME)
+            if inner in targets:
+                axes, rank = facts.ints(node, "axes", 1), rank_of(node.inputs[0])
+                one = axes is not None and len(axes) == 1 and rank is not None
+                return Fact(0, 1, {axes[0] % rank: 1.0} if one and axes and rank else {})
+        if node.op_type == "Add" and any(behind(term, SAME) in targets for term in node.inputs):
+            return UNIT if all(facts.of(term).low >= 0 for term in node.inputs) else None
+    return None
+
+
+def _unguarded(facts: Facts, value: ir.Value | None, steps: int = 6) -> list[ir.Value | None]:
+    """Return a value, and those in it that small terms, limits and conditions keep from zero."""
+    source = behind(value, SAME | {"Expand"})
+    node = producer_of(source)
+    found = [source]
+    if node is None or node.domain or not steps:
+        return found
+    if node.op_type in ("Add", "Max", "Sum"):
+        for index, term in enumerate(node.inputs[:2]):
+            if _is_guard(facts, node.inputs[1 - index]):
+                found += _unguarded(facts, term, steps - 1)
+    elif node.op_type == "Clip":
+        found += _unguarded(facts, node.inputs[0], steps - 1)
+    elif node.op_type == "Where":
+        given = [facts.number(each) for each in node.inputs[1:]]
+        for index, number in enumerate(given):
+            if number is not None:
+                found += _unguarded(facts, node.inputs[2 - index], steps - 1)
+    return found
+
+
+def _is_guard(facts: Facts, value: ir.Value | None) -> bool:
+    """Return whether a term is small, or not zero only where a condition like "the sum is 0" is true."""
+    number = facts.number(value)
+    if number is not None:
+        return 0 <= number <= SMALL
+    node = producer_of(value)
+    if node is None or node.domain:
+        return False
+    if node.op_type == "Mul":
+        pairs = (node.inputs, node.inputs[::-1])
+        return any(facts.number(one) is not None and _is_guard(facts, other) for one, other in pairs)
+    if node.op_type != "Cast" or node.inputs[0] is None:
+        return False
+    condition = node.inputs[0].producer()
+    return condition is not None and condition.op_type in ("Not", "Equal")
+
+
+def _normalizes_log(facts: Facts, z: ir.Value | None, total: ir.Value | None) -> int | None:
+    """Return the axis of z - log sum exp(z); ``None`` for other differences."""
+    source = behind(total, SAME)
+    node = producer_of(source)
+    if node is not None and node.op_type == "Log":
+        inner = behind(node.inputs[0], SAME)
+        node = producer_of(inner)
+        raised = None if node is None or node.op_type != "ReduceSum" else behind(node.inputs[0], SAME)
+        exp = producer_of(raised)
+        summed = None if exp is None or exp.op_type != "Exp" else exp.inputs[0]
+    else:
+        summed = node.inputs[0] if node is not None and node.op_type == "ReduceLogSumExp" else None
+    if node is None or summed is None or behind(summed, SAME) is not behind(z, SAME):
+        return None
+    axes, rank = facts.ints(node, "axes", 1), rank_of(z)
+    return axes[0] % rank if axes is not None and len(axes) == 1 and rank else None
 
 
 _INCREASING: Final[dict[str, Callable[[float], Any]]] = {

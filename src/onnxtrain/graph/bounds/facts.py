@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.value import Dimension, behind, constant_array, dimensions
+from onnxtrain.graph.value import Dimension, behind, constant_array, dimensions, producer_of
 
 _DEPTH: Final = 60
 """Nodes on a path from an output that are searched; facts about deeper ones are not needed to prove probabilities."""
@@ -123,7 +123,7 @@ class Facts:
 
     def _computed(self, node: ir.Node) -> np.ndarray | None:
         """Return the array that a node makes of a constant: a number in another type or shape, or dequantized."""
-        given, before = self.constant(node.inputs[0]), None if node.inputs[0] is None else node.inputs[0].producer()
+        given, before = self.constant(node.inputs[0]), producer_of(node.inputs[0])
         if (
             given is None
             or node.op_type != "DequantizeLinear"
@@ -151,7 +151,7 @@ class Facts:
     def affine(self, value: ir.Value | None) -> tuple[Any, float, float]:
         """Return x, a and b of a value a x + b, where x is as plain as possible; a Sigmoid of -x is 1 - Sigmoid(x)."""
         source = behind(value, SAME)
-        node = None if source is None else source.producer()
+        node = producer_of(source)
         if node is None or node.domain or not node.inputs:
             return source, 1.0, 0.0
         if node.op_type == "Neg":
@@ -233,14 +233,9 @@ def whole_order(order: np.ndarray | None, size: Dimension) -> bool:
     return order is not None and isinstance(size, int) and sorted(order.reshape(-1) % size) == [*range(size)]
 
 
-def dims(value: ir.Value | None) -> tuple[Dimension, ...] | None:
-    """Return the shape of a value, where it is known."""
-    return None if value is None else dimensions(value)
-
-
 def rank_of(value: ir.Value | None) -> int | None:
     """Return the number of axes of a value, where it is known."""
-    shape = dims(value)
+    shape = dimensions(value)
     return None if shape is None else len(shape)
 
 
@@ -267,7 +262,7 @@ def constantly(fact: Fact) -> Rule:
 
 def totals_of(facts: Facts, operand: ir.Value | None, value: ir.Value) -> dict[int, float]:
     """Return the sums of an operand along the axes of the broadcast result."""
-    fact, shape, own = facts.of(operand), dimensions(value), dims(operand)
+    fact, shape, own = facts.of(operand), dimensions(value), dimensions(operand)
     if shape is None:
         return {}
     if fact.number is not None and (own is None or math.prod(d if isinstance(d, int) else 2 for d in own) == 1):

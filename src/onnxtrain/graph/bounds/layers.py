@@ -21,7 +21,6 @@ from onnxtrain.graph.bounds.facts import (
     axis_of,
     common,
     constantly,
-    dims,
     hull,
     is_weight,
     rank_of,
@@ -101,7 +100,7 @@ def _summed(x: Fact, axes: list[int] | None, summed: ir.Value | None, *, keep: b
             return replace(mixed, sums=_without(mixed.sums, axes, keep=keep))
         if axes[0] in x.sums:
             return Fact(x.sums[axes[0]], x.sums[axes[0]])
-    shape = dims(summed)
+    shape = dimensions(summed)
     sizes = [shape[axis] for axis in axes] if shape is not None and axes is not None else [None]
     if all(isinstance(size, int) for size in sizes):
         count = math.prod(size for size in sizes if isinstance(size, int))
@@ -119,7 +118,7 @@ def _average_pool(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
 
 
 def _resize(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
-    x, sizes, old = facts.of(node.inputs[0]), dimensions(value), dims(node.inputs[0])
+    x, sizes, old = facts.of(node.inputs[0]), dimensions(value), dimensions(node.inputs[0])
     mode, transform = attribute(node, "mode", "nearest"), attribute(node, "coordinate_transformation_mode", "")
     if str(mode) == "cubic" or transform == "tf_crop_and_resize":
         return NOTHING
@@ -144,7 +143,7 @@ def _matmul(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
 def _einsum(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     """Return the means that weights take of the other operand: they sum to one along the only letter that is summed."""
     given, _, result = str(attribute(node, "equation", "")).replace(" ", "").partition("->")
-    terms, shapes = given.split(","), [dims(each) for each in node.inputs]
+    terms, shapes = given.split(","), [dimensions(each) for each in node.inputs]
     summed = {*given} - {*result, ","}
     if len(terms) != 2 or len(summed) != 1 or not all(t.isalpha() and len({*t}) == len(t) for t in (*terms, result)):
         return NOTHING

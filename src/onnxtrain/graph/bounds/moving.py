@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,14 +17,14 @@ from onnxtrain.graph.bounds.facts import (
     Facts,
     attribute,
     axis_of,
-    dims,
     hull,
     of_array,
     rank_of,
     totals_of,
     whole_order,
 )
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.sizes import factors, times
+from onnxtrain.graph.value import Dimension, dimensions, producer_of
 
 
 def _bounds_only(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
@@ -43,17 +41,9 @@ def unmoved(
     return {axis: total for axis, total in sums.items() if old[axis] is not None and old[axis] == new[axis]}
 
 
-def _after(shape: Sequence[Dimension], axis: int) -> tuple[int, Counter[Dimension]] | None:
-    """Return the number of elements behind an axis, as an integer and symbols."""
-    rest = shape[axis + 1 :]
-    if None in rest:
-        return None
-    return math.prod(size for size in rest if isinstance(size, int)), Counter(d for d in rest if isinstance(d, str))
-
-
 def _reshape(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     """Find the axes whose size, and the number of elements behind which, stay."""
-    x, old, new = facts.of(node.inputs[0]), dims(node.inputs[0]), dimensions(value)
+    x, old, new = facts.of(node.inputs[0]), dimensions(node.inputs[0]), dimensions(value)
     return moved(x, lambda fact: _reshaped(fact.sums, old, new))
 
 
@@ -70,9 +60,9 @@ def _reshaped(
         return {}
     found: dict[int, float] = {}
     for axis, total in sums.items():
-        behind_it = _after(old, axis)
+        behind_it = times(*map(factors, old[axis + 1 :]))
         for index, size in enumerate(new):
-            same = behind_it is not None and _after(new, index) == behind_it
+            same = behind_it is not None and times(*map(factors, new[index + 1 :])) == behind_it
             begins = index == axis and None not in old[:axis] and old[:axis] == new[:axis]
             if size is not None and size == old[axis] and (same or begins):
                 found[index] = total
@@ -94,7 +84,7 @@ def _slice(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
         axes = [*range(len(starts))]
     if axes is None or rank is None:
         return moved(x, lambda fact: {})
-    cut, shape = {axis % rank for axis in axes}, dims(node.inputs[0])
+    cut, shape = {axis % rank for axis in axes}, dimensions(node.inputs[0])
     if starts and ends and shape and (steps or len(node.inputs) < 5):  # reversed axes are whole
         for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(axes), strict=False):
             size = shape[axis]
@@ -107,10 +97,10 @@ def _slice(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
 
 def _gather(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
     table = node.inputs[0]
-    if table is not None and table.is_initializer() and len(dims(table) or ()) > 1:
+    if table is not None and table.is_initializer() and len(dimensions(table) or ()) > 1:
         return NOTHING  # rows of an embedding
     x, axis, rank = facts.of(node.inputs[0]), axis_of(node, node.inputs[0], 0), rank_of(node.inputs[1])
-    order, shape = facts.constant(node.inputs[1]), dims(node.inputs[0])
+    order, shape = facts.constant(node.inputs[1]), dimensions(node.inputs[0])
     if axis is None or rank is None:
         return moved(x, lambda fact: {})
     whole = rank == 1 and whole_order(order, shape[axis] if shape else None)
@@ -125,7 +115,7 @@ def _gather(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
 
 
 def _gather_nd(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
-    x, shape, own = facts.of(node.inputs[0]), dims(node.inputs[1]), dims(node.inputs[0])
+    x, shape, own = facts.of(node.inputs[0]), dimensions(node.inputs[1]), dimensions(node.inputs[0])
     if not shape or not own or not isinstance(shape[-1], int) or attribute(node, "batch_dims", 0):
         return Fact(x.low, x.high, linear=x.linear)
     order, indexed, shift = facts.constant(node.inputs[1]), shape[-1], len(shape) - 1 - shape[-1]
@@ -163,13 +153,13 @@ _Term = tuple[Any, float, float]
 
 def _along(facts: Facts, part: ir.Value | None, axis: int) -> _Term | None:
     """Return x, a and b of the sum a x + b along an axis: of one column, or of a distribution times one column."""
-    shape, node = dims(part) or (), None if part is None else part.producer()
+    shape, node = dimensions(part) or (), producer_of(part)
     if shape[axis : axis + 1] == (1,):
         return facts.affine(part)
     if part is not None and node is not None and node.op_type == "Mul" and None not in shape:
         one_column = (*shape[:axis], 1, *shape[axis + 1 :])
         for column, shares in (node.inputs, node.inputs[::-1]):
-            if dims(column) == one_column and abs(totals_of(facts, shares, part).get(axis, 0) - 1) <= SMALL:
+            if dimensions(column) == one_column and abs(totals_of(facts, shares, part).get(axis, 0) - 1) <= SMALL:
                 return facts.affine(column)
     total = facts.of(part).sums.get(axis)
     return None if total is None else (None, 0.0, total)
@@ -191,7 +181,7 @@ def _total(facts: Facts, terms: Sequence[_Term | None]) -> float | None:
             own[found[2]] = own.get(found[2], 0.0) + slopes.pop(x)
     for (source, axis), own in columns.items():
         whole = facts.of(source).sums.get(axis)
-        if whole is None or len(own) != (dims(source) or ())[axis] or len({*own.values()}) > 1:
+        if whole is None or len(own) != (dimensions(source) or ())[axis] or len({*own.values()}) > 1:
             return None
         total += whole * own[0]
     return None if any(slopes.values()) else total
@@ -206,7 +196,7 @@ def _column(facts: Facts, value: Any) -> tuple[ir.Value, int, int] | None:
     starts = facts.ints(node, "starts", 1) if node.op_type == "Slice" else None
     axes = facts.ints(node, "axes", 3) if node.op_type == "Slice" else [axis_of(node, source, 0)]
     number = value.index() if node.op_type == "Split" else facts.number(node.inputs[1]) if starts is None else starts[0]
-    shape, own = dims(source), dims(value)
+    shape, own = dimensions(source), dimensions(value)
     if not axes or len(axes) != 1 or axes[0] is None or number is None or shape is None or own is None:
         return None
     axis = axes[0] % len(shape)
@@ -217,7 +207,7 @@ def _column(facts: Facts, value: Any) -> tuple[ir.Value, int, int] | None:
 
 
 def _expand(facts: Facts, node: ir.Node, value: ir.Value) -> Fact:
-    x, old, new = facts.of(node.inputs[0]), dims(node.inputs[0]), dimensions(value)
+    x, old, new = facts.of(node.inputs[0]), dimensions(node.inputs[0]), dimensions(value)
     if old is None or new is None or len(old) > len(new):
         return moved(x, lambda fact: {})
     shift = len(new) - len(old)

@@ -141,7 +141,7 @@ BOOK: tuple[Workaround, ...] = (
         _RUNTIME,
         "ScatterND with reduction='add' loses updates of repeated indices where it runs on several threads.",
         "Gradients use ScatterElements, which is right.",
-        ("autodiff/rules/placement.py",),
+        ("autodiff/placement.py",),
     ),
     Workaround(
         "types of OneHot",
@@ -149,7 +149,7 @@ BOOK: tuple[Workaround, ...] = (
         _RUNTIME,
         "There is no kernel of OneHot for indices of int32, nor for values of double and bool.",
         "OneHot is written for int64 and float32, with casts around it.",
-        ("autodiff/rules/placement.py",),
+        ("autodiff/placement.py",),
     ),
     Workaround(
         "sizes of Resize",

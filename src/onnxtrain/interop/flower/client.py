@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Unpack
+
+import numpy as np
 
 from onnxtrain.editing.working import Model
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
+from onnxtrain.graph import Builder
 from onnxtrain.interop.flower.messages import answer, flower, refusal, settings_of, weights_of
 from onnxtrain.losses.heads import check_numbers
 from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.plugins.privacy.differential_privacy import DP, fit_privately, in_micro_batches
 from onnxtrain.training.config import Options
-from onnxtrain.training.proximal import near
+from onnxtrain.training.objective import Objective
 from onnxtrain.training.trainer import Trainer
 
 Data = Any
@@ -111,7 +117,7 @@ class _Client:
         if size is None:
             raise DataError("A client's weights are averaged by its number of examples; give data of a known size.")
         epochs = int(config.get("epochs", self.epochs))
-        trainer = near(trainer, mu) if (mu := float(config.get("proximal-mu", 0.0))) else trainer
+        trainer = _near(trainer, mu) if (mu := float(config.get("proximal-mu", 0.0))) else trainer
         if self.dp is None:
             history = trainer.fit(source, target=self.target, epochs=epochs, batch_size=self.batch_size)
             measured = {"loss": float(history.rows[-1]["loss"])}
@@ -153,3 +159,37 @@ _PRIVACY = "onnxtrain.privacy"
 
 def _source(given: Data, context: Any) -> Any:
     return given(context) if callable(given) else given
+
+
+@dataclass(frozen=True)
+class _ProximalObjective(Objective):
+    """A loss with a proximal term that pulls the parameters towards anchors."""
+
+    mu: float = 0.0
+    anchors: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def build_loss(self, op: Builder) -> LossTerms:
+        """Emit the loss with the proximal term."""
+        terms = super().build_loss(op)
+        initializers = self.model.graph.initializers
+        distances = []
+        for name in self.parameters:
+            parameter = op.wrap(initializers[name])
+            distance = op.ReduceSumSquare(parameter - op.constant(self.anchors[name], parameter.dtype), keepdims=0)
+            distances.append(op.cast(distance, terms.loss.dtype).with_shape(()))
+        pull = op.sum_of(distances) * (self.mu / 2)
+        return terms._replace(loss=(terms.loss + pull).with_shape(()))
+
+
+def _near(trainer: Trainer, mu: float) -> Trainer:
+    """Return a trainer of the same model that starts from the current weights and stays near them.
+
+    Source: Li et al., Federated Optimization in Heterogeneous Networks, https://arxiv.org/abs/1812.06127, equation 2.
+    """
+    if not (math.isfinite(mu) and mu >= 0):
+        raise OptionError(f"The weight of the proximal term is {mu}; it needs a finite number of at least 0.")
+    own = trainer.objective
+    fields = {item.name: getattr(own, item.name) for item in dataclasses.fields(Objective)}
+    anchors = {name: np.array(value) for name, value in trainer.parameters.items()}
+    objective = _ProximalObjective(**fields, mu=mu, anchors=anchors)
+    return trainer.rebuilt(objective)

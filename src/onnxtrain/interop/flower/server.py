@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,7 +17,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.interop.flower.messages import CLIENT_FAILED, EXAMPLES, flower, from_record, to_record
 from onnxtrain.losses.heads import check_numbers
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.model_file.writing import AtomicFiles, check_writable
+from onnxtrain.model_file.writing import check_writable, write_files
 from onnxtrain.training.config import Options
 from onnxtrain.training.trainer import Trainer
 
@@ -83,20 +84,20 @@ class CheckedGrid:
                 from_record(record, self._like, sender)
 
 
+@dataclass
 class Federation:
     """The server's model over the rounds."""
 
-    def __init__(self, trainer: Trainer, path: Path, history: Path | None, rounds: int) -> None:
-        self.trainer = trainer
-        self.rounds = rounds
-        self.validation: Any = None
-        self.metrics: str | Sequence[Any] = ()
-        self.target: str | None = None
-        self.failures: dict[int, str] = {}
-        self._path = path
-        self._history = history
-        self._rows: list[dict[str, Any]] = []
-        self._trained = False
+    trainer: Trainer
+    path: Path
+    history: Path | None
+    rounds: int
+    validation: Any
+    metrics: str | Sequence[Any]
+    target: str | None
+    failures: dict[int, str]
+    _rows: list[dict[str, Any]] = field(default_factory=list)
+    _trained: bool = False
 
     def take_record(self, round_number: int, record: Any) -> Any:
         """Load the weights of a round from Flower's record; return the metrics as a record, if there are any."""
@@ -120,10 +121,9 @@ class Federation:
             flower("flwr.supercore").log(30, "%s", reason)
         self.failures.clear()
         if round_number:
-            self.trainer.save(self._path)
-        if self._history is not None:
-            with AtomicFiles() as files, files.create(self._history) as file:
-                file.write(json.dumps(self._rows, indent=1).encode())
+            self.trainer.save(self.path)
+        if self.history is not None:
+            write_files({self.history: json.dumps(self._rows, indent=1).encode()})
         return measured
 
     def check_trained(self) -> None:
@@ -251,11 +251,8 @@ def server_app(
 
     def main(grid: Any, context: Any) -> None:
         trainer = Trainer(model, loss=loss, **options)
-        federation = Federation(trainer, saved, history_path, rounds)
-        if validation is not None:
-            federation.validation, federation.metrics, federation.target = validation, metrics, target
         checked = CheckedGrid(grid, trainer.get_weights())
-        federation.failures = checked.failures
+        federation = Federation(trainer, saved, history_path, rounds, validation, metrics, target, checked.failures)
         settings = dict(train_config or {})
         if secure:
             run_securely(federation, secure, chosen, checked, context, settings, timeout)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.clone import producers, subgraphs, values_read
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
+from onnxtrain.graph.value import made_by
 from onnxtrain.operators.registry import OPTIMIZERS
 
 
@@ -147,7 +148,7 @@ class Readers:
         self.outputs = set(graph.outputs)
         self._by_value: dict[ir.Value, dict[ir.Node, None]] = {}
         for node in graph:
-            for value in _read(node):
+            for value in values_read(node):
                 self._by_value.setdefault(value, {})[node] = None
 
     def of(self, value: ir.Value) -> Iterator[Reading]:
@@ -192,7 +193,8 @@ def _not_stored(node: ir.Node, operand: ir.Value) -> Sequence[ir.Value]:
     if node.domain not in _OPERATOR_DOMAINS or _is_moving(node):
         return outputs
     if not node.domain and node.op_type in _SCALING:
-        return outputs if any(_is_constant(value) for value in node.inputs if value is not operand) else ()
+        others = [value for value in node.inputs if value is not None and value is not operand]
+        return outputs if any(value.const_value is not None or made_by(value, "Constant") for value in others) else ()
     bodies = subgraphs(node)
     # A loop that does not run, or that forwards a value, returns it as it is.
     if bodies and operand in node.inputs:
@@ -207,17 +209,11 @@ def _leads_back(value: ir.Value, operand: ir.Value) -> bool:
     node = value.producer()
     if node is None:
         return False
+    given = [item for item in node.inputs if item is not None]
     if subgraphs(node):
-        return operand in _read(node) or any(_leads_back(item, operand) for item in node.inputs if item is not None)
-    passes_on = any(value in _not_stored(node, item) for item in node.inputs if item is not None)
-    return passes_on and any(_leads_back(item, operand) for item in node.inputs if item is not None)
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    if value is None:
-        return False
-    node = value.producer()
-    return value.const_value is not None or (node is not None and node.op_type == "Constant")
+        return operand in values_read(node) or any(_leads_back(item, operand) for item in given)
+    passes_on = any(value in _not_stored(node, item) for item in given)
+    return passes_on and any(_leads_back(item, operand) for item in given)
 
 
 class Ancestors:
@@ -228,7 +224,7 @@ class Ancestors:
         self._before: dict[ir.Node, int] = {}
         for node, position in self._index.items():
             before = 0
-            for predecessor in _predecessors(node):
+            for predecessor in producers(node):
                 if predecessor in self._before:
                     before |= self._before[predecessor]
             self._before[node] = before | (1 << position)
@@ -240,11 +236,3 @@ class Ancestors:
     def includes(self, node: ir.Node, candidate: ir.Node) -> bool:
         """Return whether ``candidate`` is an ancestor of ``node``."""
         return bool(self._before[node] >> self._index[candidate] & 1)
-
-
-def _predecessors(node: ir.Node) -> list[ir.Node]:
-    return [producer for value in _read(node) if (producer := value.producer()) is not None]
-
-
-def _read(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None] + captured_values(node)

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs
+from onnxtrain.graph.clone import Values, clone_nodes, producers, subgraphs, values_read
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.patterns import matches, no_match
@@ -157,8 +157,8 @@ def _by_layer(forward: Sequence[ir.Node], layers: Mapping[str, str]) -> dict[ir.
 
 def _producers(node: ir.Node) -> list[ir.Node]:
     """Return the nodes that compute the floating inputs of a node."""
-    values = (value for value in (*node.inputs, *captured_values(node)) if value is not None and is_float(value))
-    return [producer for value in values if (producer := value.producer()) is not None]
+    floating = filter(is_float, values_read(node))
+    return [producer for value in floating if (producer := value.producer()) is not None]
 
 
 def _read_elsewhere(
@@ -214,8 +214,7 @@ def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.
         if node not in chosen:
             continue
         merged = [node]
-        for value in (*node.inputs, *captured_values(node)):
-            producer = None if value is None else value.producer()
+        for producer in producers(node):
             if producer in group and chosen[producer] == chosen[node] and group[producer] is not merged:
                 merged = group[producer] + merged
                 for member in merged:
@@ -301,7 +300,7 @@ class _Segment(NamedTuple):
         for node in reversed(self.nodes):
             if any(output in needed and output not in self.kept for output in node.outputs):
                 found.append(node)
-                needed.update((*node.inputs, *captured_values(node)))
+                needed.update(values_read(node))
         return found[::-1]
 
 

@@ -19,7 +19,7 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import set_inputs
-from onnxtrain.graph.value import constant_number, dimensions, made_by
+from onnxtrain.graph.value import constant_number, dimensions, input_of, made_by
 from onnxtrain.lowering.memory.recompute import COPY, SHAPES_ONLY
 
 _VIEWS = frozenset({"Flatten", "Reshape"})
@@ -117,7 +117,7 @@ def _is_norm(forward: ir.Node, gradient: ir.Node) -> bool:
         return False
     if forward.inputs[0] is not x or x is None or scale is None or forward.outputs[0].dtype != x.dtype:
         return False
-    bias = forward.inputs[2] if len(forward.inputs) > 2 else None
+    bias = input_of(forward, 2)
     if bias is not None and (dimensions(bias) != dimensions(scale) or bias.dtype != scale.dtype):
         return False
     rank = len(dimensions(x) or ())

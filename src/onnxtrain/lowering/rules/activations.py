@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import set_inputs, take_over
-from onnxtrain.graph.value import constant_tensor, dimensions, made_by
+from onnxtrain.graph.value import constant_ints, dimensions, made_by
 from onnxtrain.lowering.patterns import Match, Number, OneOf, Op, Pattern, Product, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 
@@ -64,10 +63,10 @@ _QUOTIENT = OneOf(Op("Div", _X, _ROOT), Op("Mul", OneOf(Op("Reciprocal", _ROOT),
 
 def _check_norm(match: Match) -> str | None:
     x, scale = match["x"], match["scale"]
-    sizes, axes = dimensions(x), constant_tensor(match["axes"])
+    sizes, axes = dimensions(x), constant_ints(match["axes"])
     if not sizes or not isinstance(sizes[-1], int) or x.dtype not in KERNEL_TYPES:
         return f"x has shape {sizes} and type {x.dtype}; the last axis must be known, and the type FLOAT or DOUBLE"
-    if axes is None or [int(axis) % len(sizes) for axis in np.asarray(axes.numpy()).reshape(-1)] != [len(sizes) - 1]:
+    if axes is None or [axis % len(sizes) for axis in axes] != [len(sizes) - 1]:
         return "the mean is not known to be over the last axis alone"
     if dimensions(scale) != sizes[-1:] or scale.dtype != x.dtype:
         return f"the scale has shape {dimensions(scale)} and type {scale.dtype}; it must be [{sizes[-1]}] of {x.dtype}"

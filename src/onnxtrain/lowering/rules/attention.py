@@ -19,10 +19,10 @@ from onnxtrain.autodiff.rules.fused_attention import ATTENTION, PACKED
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, substitute, take_over
-from onnxtrain.graph.value import Dimension, dimensions, made_by
+from onnxtrain.graph.value import Dimension, attributes_of, dimensions, made_by, order_of, producer_of
 from onnxtrain.lowering.patterns import Match, OneOf, Op, Pattern, Scaled, Term, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed, remove_unread
-from onnxtrain.lowering.rules.transposition import composed, is_identity, order_of, transposed, transposes
+from onnxtrain.lowering.rules.transposition import composed, is_identity, transposed, transposes
 
 _RANK = 4
 _MOST_BIASES = 3
@@ -171,7 +171,7 @@ def _replace(op: Builder, y: ir.Value, result: ir.Value, named: set[str]) -> Non
             renamed = True
         elif not output.is_graph_output():
             substitute(graph, {output: result})
-        between = None if source is None else source.producer()
+        between = producer_of(source)
         remove_unread(graph, [node] if between is None else [node, between], named)
     if y.uses() or is_needed(y, named):
         take_over(graph, {y: op.Transpose(op.wrap(result), perm=list(_HEADS_SECOND)).ir})
@@ -193,7 +193,7 @@ def _shape_readers(match: Match) -> list[ir.Node] | str:
 def _emit_sizes(_: Builder, match: Match) -> None:
     (node,) = match.nodes
     for reader in match.found:
-        op = match.context.before(reader)
+        op = match.context.main.before(reader)
         sizes = op.Gather(op.Shape(op.wrap(node.inputs[0])), op.ints(*node.attributes["perm"].as_ints())).ir
         take_over(op.graph, {reader.outputs[0]: sizes})
     match.nodes = (*match.found, node)
@@ -250,7 +250,7 @@ def _packed(match: Match) -> _Packed | str:
     if split is None or list(split.outputs) != parts:
         return "no Split makes queries, keys and values for it alone"
     x = split.inputs[0]
-    sizes = None if x is None else dimensions(x)
+    sizes = dimensions(x)
     shapes = {dimensions(value) for value in node.inputs[:_PARTS] if value is not None}
     if x is None or sizes is None or len(sizes) != 3 or len(shapes) != 1:
         return "queries, keys and values are not known to have one shape"
@@ -271,7 +271,7 @@ def _emit_packed(op: Builder, match: Match) -> Sequence[Value]:
     heads, size = packed.heads, packed.size
     shapes = [reader for value in node.inputs[:_PARTS] for reader in _readers(value) if reader is not node]
     if shapes:
-        first = match.context.before(packed.split)
+        first = match.context.main.before(packed.split)
         first.scope = op.scope
         sizes = first.Concat(
             first.Gather(first.Shape(first.wrap(packed.x)), first.ints(0, 1)), first.ints(heads, size), axis=0
@@ -282,7 +282,7 @@ def _emit_packed(op: Builder, match: Match) -> Sequence[Value]:
     shape = (*(x.shape or ())[:2], _PARTS, heads, size)
     qkv = op.Reshape(x, op.ints(0, 0, _PARTS, heads, size)).with_shape(shape)
     bias = [op.wrap(value) for value in node.inputs[_PARTS:] if value is not None]
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    attributes = attributes_of(node)
     return op.several(PACKED, qkv, *bias, outputs=len(node.outputs), domain=ONNXTRAIN_DOMAIN, **attributes)
 
 

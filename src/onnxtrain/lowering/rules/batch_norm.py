@@ -11,13 +11,14 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.fused import VERSION, emit
+from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.rules.fused_batch_norm import ACTIVATION, OPERATOR, normalizes_batches
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.patterns import match_alike
-from onnxtrain.graph.replace import remove_nodes, take_over
-from onnxtrain.graph.value import constant_array, constant_number, dimensions
+from onnxtrain.graph.replace import take_over
+from onnxtrain.graph.value import attributes_of, constant_array, constant_number, dimensions
 from onnxtrain.lowering.patterns import Match, Op, Optional, Pattern, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed
 from onnxtrain.lowering.training_info.recipe import SYNCHRONIZED_KEY
@@ -68,7 +69,7 @@ def _frozen(value: ir.Value, named: Collection[str]) -> np.ndarray | None:
 
 def _emit_folded(op: Builder, match: Match) -> Value:
     weights, added = (op.constant(array, match.y.dtype) for array in match.found)
-    attributes = {name: attribute.value for name, attribute in match["conv"].attributes.items()}
+    attributes = attributes_of(match["conv"])
     return op.Conv(op.wrap(match["x"]), weights, added, **attributes)
 
 
@@ -113,7 +114,7 @@ def _followed(match: Match) -> _Behind | str:
 
 def _emit_followed(_: Builder, match: Match) -> None:
     (norm,), behind = match.nodes, match.found
-    op = match.context.before(behind.nodes[-1])
+    op = match.context.main.before(behind.nodes[-1])
     given = [None if value is None else op.wrap(value) for value in (*norm.inputs[:5], behind.addend)]
     y, scale = behind.nodes[-1].outputs[0], given[1]
     assert scale is not None
@@ -257,42 +258,34 @@ def synchronize_batch_norm(model: ir.Model, backward: Backward) -> None:
     Requires: a sorted graph whose nodes have types, in which BatchNormalizationGradient nodes are not resolved.
     Ensures: a sorted graph.
     """
-    graph = model.graph
     if model.metadata_props.pop(SYNCHRONIZED_KEY, "false") != "true":
         return
-    graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
-    main = Builder(graph, graph.opset_imports[""])
     known: dict[ir.Value, _GlobalStatistics] = {}
-    renamed: dict[ir.Value, ir.Value] = {}
-    for node in list(graph):
-        trains = node.attributes.get_int("training_mode", 0) == 1
-        if node.op_type == "BatchNormalization" and not node.domain and trains:
-            x = _x(node, 0)
-            known[x] = _normalize(graph, main.before(node), node)
-    for node in list(graph):
-        ours = node.domain == ONNXTRAIN_DOMAIN and node.op_type == _GRADIENT and len(node.inputs) < 4
-        if ours and (statistics := known.get(_x(node, 1))) is not None:
-            op = main.before(node)
-            renamed |= _differentiate(graph, op, node, statistics)
-            backward.nodes += op.emitted
-    backward.arriving = {renamed.get(value, value) for value in backward.arriving}
 
+    def normalize(op: Builder, match: Match) -> Sequence[Value]:
+        view = Node(match.nodes[0], op)
+        results, known[view.x.ir] = _normalize(view)
+        return results
 
-def _x(node: ir.Node, index: int) -> ir.Value:
-    x = node.inputs[index]
-    assert x is not None
-    return x
+    def statistics(match: Match) -> _GlobalStatistics | str:
+        _, x, *others = match.nodes[0].inputs
+        found = known.get(x) if x is not None and len(others) < 2 else None
+        return found or "its statistics are those of one process"
+
+    Rewrite(Rule(operators("batch_norm", "BatchNormalization"), normalize, _trains))(model)
+    Rewrite(Rule(operators(_GRADIENT, _GRADIENT, domain=ONNXTRAIN_DOMAIN), _differentiate, statistics))(model, backward)
 
 
 def _epsilon_and_momentum(node: ir.Node) -> tuple[float, float]:
     return node.attributes.get_float("epsilon", _EPSILON), node.attributes.get_float("momentum", _MOMENTUM)
 
 
-def _normalize(graph: ir.Graph, op: Builder, node: ir.Node) -> _GlobalStatistics:
-    """Replace a node by nodes that normalize over all processes; returns the statistics."""
-    op.scope = node.name or "batch_norm"
-    epsilon, momentum = _epsilon_and_momentum(node)
-    x, scale, bias, mean, variance = (op.wrap(_x(node, index)) for index in range(5))
+def _normalize(view: Node) -> tuple[Sequence[Value], _GlobalStatistics]:
+    """Emit nodes that normalize over all processes; return the results and the statistics."""
+    op = view.op
+    op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
+    epsilon, momentum = _epsilon_and_momentum(view.ir)
+    x, scale, bias, mean, variance = (view.input_required(index) for index in range(5))
     zeros, ones = op.zeros_like(mean), op.ones_like(mean)
     # With a momentum of 0 the running statistics that come out are those of x.
     inputs = (x, scale, bias, zeros, ones)
@@ -312,19 +305,15 @@ def _normalize(graph: ir.Graph, op: Builder, node: ir.Node) -> _GlobalStatistics
     new_mean, new_variance = op.cast(global_mean, mean.dtype), op.cast(global_variance, mean.dtype)
     y = op.BatchNormalization(x, scale, bias, new_mean, new_variance, epsilon=epsilon)
     results = (y, mean * momentum + new_mean * (1 - momentum), variance * momentum + new_variance * (1 - momentum))
-    take_over(graph, {old: new.ir for old, new in zip(node.outputs, results, strict=False)})
-    remove_nodes(graph, [node])
-    return _GlobalStatistics(global_mean, global_variance, count)
+    return results, _GlobalStatistics(global_mean, global_variance, count)
 
 
-def _differentiate(
-    graph: ir.Graph, op: Builder, node: ir.Node, statistics: _GlobalStatistics
-) -> dict[ir.Value, ir.Value]:
-    """Replace the gradient by one that uses the statistics of all processes; returns the new nodes."""
-    op.scope = node.name or _GRADIENT
-    epsilon, _ = _epsilon_and_momentum(node)
-    dy, x, scale = (op.wrap(_x(node, index)) for index in range(3))
-    mean, variance, count = (op.wrap(value.ir) for value in (statistics.mean, statistics.variance, statistics.rows))
+def _differentiate(op: Builder, match: Match) -> Sequence[Value]:
+    """Emit the gradient by the statistics of all processes."""
+    view = Node(match.nodes[0], op)
+    epsilon, _ = _epsilon_and_momentum(view.ir)
+    dy, x, scale = (view.input_required(index) for index in range(3))
+    mean, variance, count = (op.wrap(value.ir) for value in match.found)
     single = [op.cast(value, scale.dtype).with_shape(scale.shape) for value in (mean, variance)]
     inputs = (dy, x, scale, *single)
     alone, dscale, dbias = emit(op, _GRADIENT, *inputs, like=[x, scale, scale], epsilon=epsilon)
@@ -334,11 +323,7 @@ def _differentiate(
     factor = op.cast(scale, ir.DataType.DOUBLE) * inverse / count
     slope, level = (op.cast(factor * value, scale.dtype).with_shape(scale.shape) for value in (of_scale, of_bias))
     through = op.BatchNormalization(x, slope, level, *single, epsilon=epsilon)  # slope x̂ + level
-    dx = (alone - through).with_shape(x.shape)
-    substitutes = {old: new.ir for old, new in zip(node.outputs, (dx, dscale, dbias), strict=False)}
-    take_over(graph, substitutes)
-    remove_nodes(graph, [node])
-    return substitutes
+    return (alone - through).with_shape(x.shape), dscale, dbias
 
 
 def _all_reduced(op: Builder, terms: list[Value], sizes: Value) -> tuple[Value, ...]:

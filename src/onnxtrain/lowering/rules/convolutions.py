@@ -10,10 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
-from onnxtrain.autodiff.windows import END, MOST_AXES, windows_fit
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.placement import LAST
+from onnxtrain.autodiff.windows import MOST_AXES, windows_fit
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.sizes import fold_sizes, infer_again
-from onnxtrain.graph.value import behind, constant_array, dimensions, made_by
+from onnxtrain.graph.shapes import fold_sizes, infer_again
+from onnxtrain.graph.value import attributes_of, behind, constant_array, constant_ints, dimensions, input_of, made_by
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule, is_needed
 
@@ -50,19 +52,18 @@ def _before_convolutions(node: ir.Node) -> bool:
 
 def _added(pad: ir.Node) -> tuple[list[int], list[int]] | None:
     """Zeros added before and after each spatial axis, if they are known and nothing else is added or cut."""
-    x, pads = pad.inputs[0], constant_array(pad.inputs[1])
-    value, chosen = (pad.inputs[index] if len(pad.inputs) > index else None for index in (2, 3))
-    sizes = None if x is None else dimensions(x)
+    sizes, pads = dimensions(pad.inputs[0]), constant_ints(pad.inputs[1])
+    value, chosen = (input_of(pad, index) for index in (2, 3))
     if sizes is None or pads is None or pad.attributes.get_string("mode", "constant") != "constant":
         return None
-    fill, axes = constant_array(value), constant_array(chosen)
+    fill, axes = constant_array(value), constant_ints(chosen)
     if (value is not None and (fill is None or fill.any())) or (chosen is not None and axes is None):
         return None
     rank = len(sizes)
-    places = range(rank) if axes is None else [int(axis) % rank for axis in axes.reshape(-1)]
+    places = range(rank) if axes is None else [axis % rank for axis in axes]
     begins, ends = [0] * rank, [0] * rank
     for place, begin, end in zip(places, pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True):
-        begins[place], ends[place] = int(begin), int(end)
+        begins[place], ends[place] = begin, end
     if any((*begins[:2], *ends[:2])) or min(*begins, *ends) < 0:
         return None
     return begins[2:], ends[2:]
@@ -94,7 +95,7 @@ _FUSE_PADDING = Rewrite(Rule(operators("padding", "Pad"), _emit_padding, _addabl
 
 def _padded_weight(match: Match) -> ir.Node | str:
     (conv,) = match.nodes
-    pad = made_by(behind(conv.inputs[1] if len(conv.inputs) > 1 else None, {"Transpose"}), "Pad")
+    pad = made_by(behind(input_of(conv, 1), {"Transpose"}), "Pad")
     if pad is None or pad.graph is None:
         return "its weight is not padded"
     return "its fill is computed" if len(pad.inputs) > 2 and pad.inputs[2] is not None else pad
@@ -148,12 +149,10 @@ def transposed_convolution(match: Match) -> Sequence[ir.Attr] | str:
 
 def emit_transposed(op: Builder, match: Match) -> Value:
     """Emit a ConvTranspose as ``ConvInputGradient``; its bias is added."""
-    (node,) = match.nodes
-    x, weight, bias = (None if value is None else op.wrap(value) for value in (*node.inputs, None)[:3])
-    assert x is not None
-    assert weight is not None
+    view = Node(match.nodes[0], op)
+    x, weight, bias = view.x, view.input_required(1), view.input(2)
     made = {attribute.name: attribute.value for attribute in match.found}
-    shape = _transposed_shape(node, x, weight, made)
+    shape = _transposed_shape(view.ir, x, weight, made)
     (result,) = emit(op, "ConvInputGradient", x, weight, shape, like=[op.wrap(match.y)], **made)
     return result if bias is None else result + op.Unsqueeze(bias, op.ints(*range(1, len(made["kernel_shape"]) + 1)))
 
@@ -178,7 +177,7 @@ def _attributes(node: ir.Node) -> Sequence[ir.Attr] | None:
     x, weight = node.inputs[:2]
     if x is None or weight is None or weight.shape is None or weight.dtype not in KERNEL_TYPES:
         return None
-    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    given = attributes_of(node)
     sizes = [size for size in weight.shape if isinstance(size, int)]
     rank = len(weight.shape) - 2
     if len(sizes) < len(weight.shape) or not 1 <= rank <= MOST_AXES:
@@ -219,10 +218,10 @@ def _emit_even(op: Builder, match: Match) -> Value:
     (node,), pads = match.nodes, match.found
     begin, end = pads[: len(pads) // 2], pads[len(pads) // 2 :]
     even = [min(ends) for ends in zip(begin, end, strict=True)]
-    given = {name: attribute.value for name, attribute in node.attributes.items()} | {"pads": [*even, *even]}
+    given = attributes_of(node) | {"pads": [*even, *even]}
     y = op.ConvTranspose(*(None if value is None else op.wrap(value) for value in node.inputs), **given)
     starts = [b - e for b, e in zip(begin, even, strict=True)]
-    stops = [e - b if b > e else END for b, e in zip(end, even, strict=True)]
+    stops = [e - b if b > e else LAST for b, e in zip(end, even, strict=True)]
     return op.Slice(y, op.ints(*starts), op.ints(*stops), op.ints(*range(2, 2 + len(even))))
 
 
@@ -237,7 +236,7 @@ def _parts(match: Match) -> tuple[Any, ...]:
     (node,) = match.nodes
     op = match.context.main
     x, w, bias = (None if value is None else op.wrap(value) for value in (*node.inputs, None)[:3])
-    return x, w, bias, {name: attribute.value for name, attribute in node.attributes.items()}
+    return x, w, bias, attributes_of(node)
 
 
 def _mixes_filters(match: Match) -> str | None:

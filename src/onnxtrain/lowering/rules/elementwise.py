@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import KERNEL_TYPES, VERSION
-from onnxtrain.graph import Builder
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.graph.replace import remove_nodes, set_inputs, take_over
+from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
+from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.lowering.patterns import Match, operators
+from onnxtrain.lowering.rewrite import Rewrite, Rule
 
 OPERATOR = "Elementwise"
 
@@ -26,7 +26,7 @@ _COPIED = "Sigmoid"
 MOST_INPUTS, MOST_STEPS = 8, 16
 
 
-def fuse_elementwise(graph: ir.Graph) -> None:
+def fuse_elementwise(model: ir.Model) -> None:
     """Replace elementwise nodes of one shape, of which only the last is read by others, by one node, in place.
 
     Operands have the shape of the result, or one element. All operators but Sigmoid round as ONNX Runtime's do. Left
@@ -35,33 +35,53 @@ def fuse_elementwise(graph: ir.Graph) -> None:
     Requires: a sorted graph with shapes. Ensures: a sorted graph; the new node is where the last of the old ones was,
     and has its name.
     """
-    order = {node: place for place, node in enumerate(graph)}
-    memory = _Memory(order)
-    fitting = {node: shape for node in order if (shape := _shape(node)) is not None}
-    gone: dict[ir.Node, None] = {}
-    for last in reversed(list(fitting)):
-        if last in gone or last.outputs[0].dtype == ir.DataType.BOOL:
-            continue
-        chain = _chain(last, fitting, memory)
-        if len(chain) < 2:
-            continue
-        chain.sort(key=order.__getitem__)
-        _emit(graph, chain)
-        for node in reversed(chain):
-            if node is last or not node.outputs[0].uses():
-                gone[node] = None
-                set_inputs(node, [None] * len(node.inputs))
-    remove_nodes(graph, gone)
+    chains = _Chains(model.graph)
+    Rewrite(Rule(operators("chain", *STEPS), _emit, chains.ending_with, backwards=True))(model)
 
 
-class _Memory:
-    """Tells which chains would keep more values while other nodes run."""
+class _Chains:
+    """The chains of a graph."""
 
-    def __init__(self, order: Mapping[ir.Node, int]) -> None:
-        self.order = order
-        self.before = [0, *itertools.accumulate(_computes(node) for node in order)]
+    def __init__(self, graph: ir.Graph) -> None:
+        self.order = {node: place for place, node in enumerate(graph)}
+        self.before = [0, *itertools.accumulate(_computes(node) for node in graph)]
+        self.fitting = {node: shape for node in graph if (shape := _shape(node)) is not None}
 
-    def grows(self, node: ir.Node, last: ir.Node, chain: Collection[ir.Node]) -> bool:
+    def ending_with(self, match: Match) -> list[ir.Node] | str:
+        """Return the nodes that compute the result of a node and nothing else, in order."""
+        (last,) = match.nodes
+        if last not in self.fitting or _is_truth(match.y):
+            return "it is not elementwise in one shape"
+        refused: set[ir.Node] = set()
+        while True:
+            chain = self._grown(last, refused)
+            open_ended = [node for node in chain if any(_is_truth(value) for value in _inputs([node], chain))]
+            if not open_ended:
+                return sorted(chain, key=self.order.__getitem__) if len(chain) > 1 else "no other node fits before it"
+            if last in open_ended:
+                return "its condition is computed outside of the chain"
+            refused.update(open_ended)  # truth is a number inside a chain only
+
+    def _grown(self, last: ir.Node, refused: Collection[ir.Node]) -> list[ir.Node]:
+        chain, grows, fitting = [last], True, self.fitting
+        while grows:
+            grows = False
+            for value in _inputs(chain, chain):
+                node = value.producer()
+                if node is None or node in refused or node not in fitting or fitting[node] != fitting[last]:
+                    continue
+                readers = value.consumers()
+                alone = all(reader in chain for reader in readers)
+                copied = node.op_type == _COPIED and all(fitting.get(reader) == fitting[last] for reader in readers)
+                if value.is_graph_output() or not (alone or copied) or self._keeps_more(node, last, chain):
+                    continue
+                longer = [*chain, node]
+                if len(_inputs(longer, longer)) <= MOST_INPUTS and sum(map(_count, longer)) <= MOST_STEPS:
+                    chain, grows = longer, True
+                    break
+        return chain
+
+    def _keeps_more(self, node: ir.Node, last: ir.Node, chain: Collection[ir.Node]) -> bool:
         """Return whether a node in the chain keeps several inputs in memory until the last one, not its one result."""
         begin, end = self.order[node], self.order[last]
         if self.before[begin + 1] == self.before[end]:
@@ -70,7 +90,7 @@ class _Memory:
         for value in dict.fromkeys(node.inputs):
             if value is None or value.producer() is None or all(size == 1 for size in dimensions(value) or ()):
                 continue  # weights and inputs of the model stay anyway
-            readers = (reader for reader, _ in value.uses() if reader is not node and reader not in chain)
+            readers = (reader for reader in value.consumers() if reader is not node and reader not in chain)
             kept += not value.is_graph_output() and all(self.order.get(reader, -1) < end for reader in readers)
         return kept > 1
 
@@ -80,65 +100,22 @@ def _computes(node: ir.Node) -> bool:
     return bool(node.domain) or (node.op_type not in STEPS and any(is_float(value) for value in node.outputs))
 
 
-def _chain(last: ir.Node, fitting: Mapping[ir.Node, object], memory: _Memory) -> list[ir.Node]:
-    """The nodes that compute the result of the last one and nothing else."""
-    refused: set[ir.Node] = set()
-    while True:
-        chain = _grown(last, fitting, refused, memory)
-        open_ended = [node for node in chain if any(_is_truth(value) for value in _inputs([node], chain))]
-        if not open_ended:
-            return chain
-        if last in open_ended:
-            return []
-        refused.update(open_ended)  # truth is a number inside a chain only
-
-
-def _grown(
-    last: ir.Node, fitting: Mapping[ir.Node, object], refused: Collection[ir.Node], memory: _Memory
-) -> list[ir.Node]:
-    chain, grows = [last], True
-    while grows:
-        grows = False
-        for value in _inputs(chain, chain):
-            node = value.producer()
-            if node is None or node in refused or node not in fitting or fitting[node] != fitting[last]:
-                continue
-            readers = [reader for reader, _ in value.uses()]
-            alone = all(reader in chain for reader in readers)
-            copied = node.op_type == _COPIED and all(fitting.get(reader) == fitting[last] for reader in readers)
-            if value.is_graph_output() or not (alone or copied) or memory.grows(node, last, chain):
-                continue
-            longer = [*chain, node]
-            if len(_inputs(longer, longer)) <= MOST_INPUTS and sum(map(_count, longer)) <= MOST_STEPS:
-                chain, grows = longer, True
-                break
-    return chain
-
-
-def _emit(graph: ir.Graph, chain: Sequence[ir.Node]) -> None:
-    """Put the node of a chain, in the order of the graph, where its last one is."""
-    last = chain[-1]
-    inputs = _inputs(chain, chain)
-    shape = dimensions(last.outputs[0])
-    inputs.sort(key=lambda value: dimensions(value) != shape)  # numbers at the end
+def _emit(op: Builder, match: Match) -> Value:
+    chain: list[ir.Node] = match.found
+    shape = dimensions(match.y)
+    inputs = sorted(_inputs(chain, chain), key=lambda value: dimensions(value) != shape)  # numbers at the end
     names = {value: f"x{place}" for place, value in enumerate(inputs)}
     steps: list[str] = []
     for node in chain:
-        operands = [names[value] for value in node.inputs if value is not None]
-        if node.op_type == "Sum":
-            total = operands[0]
-            for operand in operands[1:]:
-                steps.append(f"Add {total} {operand}")
-                total = f"s{len(steps) - 1}"
-        else:
-            steps.append(" ".join([node.op_type, *operands]))
+        total, *others = [names[value] for value in node.inputs if value is not None]
+        if node.op_type != "Sum":
+            steps.append(" ".join([node.op_type, total, *others]))
+        for operand in others if node.op_type == "Sum" else ():
+            steps.append(f"Add {total} {operand}")
+            total = f"s{len(steps) - 1}"
         names[node.outputs[0]] = f"s{len(steps) - 1}"
-    op = Builder(graph, graph.opset_imports[""], before=last)
-    op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
-    given = [op.wrap(value) for value in inputs]
-    result = op.several(OPERATOR, *given, outputs=1, domain=ONNXTRAIN_DOMAIN, program=";".join(steps))[0].ir
-    op.emitted[-1].name = last.name
-    take_over(graph, {last.outputs[0]: result})
+    match.nodes = tuple(reversed(chain))
+    return emit(op, OPERATOR, *map(op.wrap, inputs), like=[None], program=";".join(steps))[0]
 
 
 def _inputs(nodes: Iterable[ir.Node], chain: Sequence[ir.Node]) -> list[ir.Value]:

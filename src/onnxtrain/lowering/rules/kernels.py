@@ -24,7 +24,8 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes, subgraphs
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.inference import infer_outputs
-from onnxtrain.graph.value import dimensions
+from onnxtrain.graph.passes import forget_unused_domains
+from onnxtrain.graph.value import attributes_of, dimensions
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.portable import Portable, body_for
 from onnxtrain.lowering.rewrite import Rewrite, Rule
@@ -70,7 +71,7 @@ def _emit_loss(op: Builder, match: Match) -> Sequence[Value]:
     """Write the loss as LogSoftmax and a selection of the labels' terms, which is the standard's definition."""
     (node,) = match.nodes
     x, labels, *weights = [op.wrap(value) for value in node.inputs if value is not None]
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    attributes = attributes_of(node)
     log_probability = op.LogSoftmax(x, axis=1)
     log_probability.ir.type, log_probability.ir.shape = x.ir.type, x.ir.shape
     for output in node.outputs:
@@ -147,12 +148,9 @@ def _packed_weight(match: Match) -> PackedWeight | str:
 
 def _emit_packed(op: Builder, match: Match) -> Value:
     """Emit y = x wᵀ + bias of the domain ``onnxtrain``."""
-    given = [None if value is None else op.wrap(value) for value in (*match.nodes[0].inputs, *(None,) * 6)[:6]]
-    x, packed, scales, zeros, _, bias = given
-    assert x is not None
-    assert packed is not None
-    assert scales is not None
-    matmul = multiplied(PRODUCT, x, match.found, packed, scales, zeros)
+    view = Node(match.nodes[0], op)
+    packed, scales, zeros, bias = view.input_required(1), view.input_required(2), view.input(3), view.input(5)
+    matmul = multiplied(PRODUCT, view.x, match.found, packed, scales, zeros)
     return matmul if bias is None else matmul + bias
 
 
@@ -182,10 +180,9 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
     Requires: a graph whose inputs have types. Ensures: the nodes of a body are where their node was; their readers have
     types. ONNX infers no types for ONNX Runtime's own operators.
     """
-    kept, renamed = False, dict[ir.Value, ir.Value]()
+    renamed = dict[ir.Value, ir.Value]()
     emitted = set(backward.nodes)
-    opset = model.graph.opset_imports.get("", 1)
-    main = Builder(model.graph, opset)
+    main = Builder(model.graph, model.graph.opset_imports.get("", 1))
     graphs = [model.graph, *model.graph.subgraphs()]
     for graph in graphs:
         nodes = list(graph)
@@ -195,12 +192,10 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
                     infer_outputs(node)
                 continue
             if kernels and has_kernel(node):
-                kept = kept or node.domain == ONNXTRAIN_DOMAIN
                 continue
-            assert isinstance(graph, ir.Graph)
             body = body_for(portable, node.op_type) or find_registered_body(node.op_type, node.domain)
             assert body is not None
-            op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
+            op = main.before(node)
             try:
                 written = expand_registered(node, body, op, renamed)
             except GradientError:
@@ -214,9 +209,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
             if node in emitted:  # other nodes belong to the model, or to the body of an emitted node
                 backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
-    others = any(node.domain == ONNXTRAIN_DOMAIN for node in all_nodes(model.graph))
-    if not kept and not others:
-        model.graph.opset_imports.pop(ONNXTRAIN_DOMAIN, None)
+    forget_unused_domains(model, (ONNXTRAIN_DOMAIN,))
 
 
 LEAST = 64
@@ -294,4 +287,4 @@ def _gains(node: ir.Node) -> bool:
 
 
 def _sizes(value: ir.Value | None) -> tuple[object, ...]:
-    return () if value is None else dimensions(value) or ()
+    return dimensions(value) or ()

@@ -21,10 +21,21 @@ from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.layers import orientation, reads_transposed
 from onnxtrain.graph.patterns import match_alike
 from onnxtrain.graph.replace import take_over
-from onnxtrain.graph.value import HALVES, Dimension, constant_array, constant_number, dimensions, made_by
+from onnxtrain.graph.value import (
+    HALVES,
+    Dimension,
+    attributes_of,
+    constant_array,
+    constant_number,
+    dimensions,
+    input_of,
+    made_by,
+    order_of,
+    producer_of,
+)
 from onnxtrain.lowering.patterns import Match, OneOf, Op, Pattern, Var, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
-from onnxtrain.lowering.rules.transposition import is_identity, order_of
+from onnxtrain.lowering.rules.transposition import is_identity
 from onnxtrain.lowering.training_info.recipe import MASK
 
 _X, _W, _BIAS = Var("x"), Var("w"), Var("bias")
@@ -178,7 +189,7 @@ def _emit_parts(op: Builder, match: Match) -> list[Value | None]:
     layer, read = match.found
     x, w = (op.wrap(value) for value in layer.inputs[:2] if value is not None)
     axis = 0 if reads_transposed(layer) else 1
-    attributes = {name: attribute.value for name, attribute in layer.attributes.items()}
+    attributes = attributes_of(layer)
     made: list[Value | None] = [None] * len(match.nodes[0].outputs)
     for index, (begin, end) in read.items():
         shape = tuple(end - begin if each == axis else size for each, size in enumerate(w.shape or ()))
@@ -324,7 +335,7 @@ def _able_to_add(term: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 def _is_narrow(layer: ir.Node) -> bool:
     """Return whether a linear layer multiplies by a matrix of few rows, as an adapter does."""
-    weight = None if layer.inputs[1] is None else dimensions(layer.inputs[1])
+    weight = dimensions(layer.inputs[1])
     if weight is None or len(weight) != 2:
         return False
     rows, columns = weight[::-1] if reads_transposed(layer) else weight
@@ -336,7 +347,7 @@ def _is_narrow(layer: ir.Node) -> bool:
 def _before_split(match: Match) -> tuple[ir.Node, int, int] | str:
     """Return the Split of the channels whose first part a gradient alone adds, and the begin and end of the other."""
     (gradient,), slot = match.nodes, _SLOTS[_BY_CHANNEL]
-    first = gradient.inputs[slot] if len(gradient.inputs) > slot else None
+    first = input_of(gradient, slot)
     split = made_by(first, "Split", alone=True)
     if split is None or len(split.outputs) != 2:
         return "it adds no part of a Split in two for it alone"
@@ -350,7 +361,7 @@ def _before_split(match: Match) -> tuple[ir.Node, int, int] | str:
 
 def _emit_unsplit(_: Builder, match: Match) -> None:
     (gradient,), (split, begin, end) = match.nodes, match.found
-    op, whole = match.context.before(split), split.inputs[0]
+    op, whole = match.context.main.before(split), split.inputs[0]
     op.scope = split.name or ""
     part = op.Slice(op.wrap(whole), op.ints(begin), op.ints(end), op.ints(1))
     gradient.replace_input_with(_SLOTS[_BY_CHANNEL], whole)
@@ -424,7 +435,7 @@ def _layer_gradients(where: ir.Node, weight: ir.Value) -> Iterator[ir.Node]:
     waiting = [where.inputs[1]] if constant_number(where.inputs[2]) == 0 else []
     while waiting:
         gradient = waiting.pop()
-        node = None if gradient is None else gradient.producer()
+        node = producer_of(gradient)
         if gradient is None or node is None or len(gradient.uses()) != 1 or gradient.is_graph_output():
             continue
         if not node.domain and node.op_type in ("Add", "Sum", "Identity"):

@@ -10,15 +10,23 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.rules.fused_recurrent import GATES, INPUTS, all_inputs, is_zero, keeps_linear, settings, states
-from onnxtrain.autodiff.rules.recurrent_activations import numbers_with_defaults
+from onnxtrain.autodiff.rules.recurrent import numbers_with_defaults
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import take_over
-from onnxtrain.graph.value import Dimension, constant_number, constant_tensor, dimensions, made_by
+from onnxtrain.graph.value import (
+    Dimension,
+    constant_ints,
+    constant_number,
+    dimensions,
+    input_of,
+    made_by,
+    order_of,
+)
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
-from onnxtrain.lowering.rules.transposition import composed, is_identity, order_of
+from onnxtrain.lowering.rules.transposition import composed, is_identity
 
 _OPERATORS = ("GRU", "LSTM", "RNN")
 
@@ -90,17 +98,16 @@ def _through(node: ir.Node, axes: list[int]) -> list[int] | None:
     """Return the axes behind a Squeeze or Transpose; ``None`` if an axis other than the directions may be removed."""
     if node.op_type == "Transpose":
         return list(composed(axes, order_of(node, len(axes))))
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    tensor = None if given is None else constant_tensor(given)
-    if tensor is None or tensor.size != 1:
+    removed = constant_ints(input_of(node, 1))
+    if removed is None or len(removed) != 1:
         return None
-    axis = int(tensor.numpy().reshape(-1)[0]) % len(axes)
+    axis = removed[0] % len(axes)
     return axes[:axis] + axes[axis + 1 :] if axes[axis] == _DIRECTIONS else None
 
 
 def _has_one_last_state(layer: ir.Node, named: set[str]) -> bool:
     """Return whether Y_h is one step of Y and may be read: one direction, no lengths, default layout."""
-    lengths = layer.inputs[4] if len(layer.inputs) > 4 else None
+    lengths = input_of(layer, 4)
     if any(state.name in named for state in layer.outputs[1:]):
         return False
     direction, layout = layer.attributes.get("direction"), layer.attributes.get("layout")
@@ -171,7 +178,7 @@ def _has_kernel(match: Match) -> str | None:
 def _hidden(node: ir.Node) -> Dimension:
     if "hidden_size" in node.attributes:
         return node.attributes["hidden_size"].as_int()
-    shape = None if node.inputs[2] is None else dimensions(node.inputs[2])
+    shape = dimensions(node.inputs[2])
     return shape[-1] if shape else None
 
 
@@ -245,13 +252,10 @@ def split_recurrent_gradients(model: ir.Model) -> None:
     main = Builder(graph, graph.opset_imports[""])
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        op = main if following is None else main.before(following)
-        if node.domain == ONNXTRAIN_DOMAIN and _is_split(Node(node, op)):
-            _split(graph, op, node)
-
-
-def _is_split(node: Node) -> bool:
-    return node.operator in ("LSTMGradient", "RNNGradient") or (node.operator == "GRUGradient" and keeps_linear(node))
+        if node.domain == ONNXTRAIN_DOMAIN and node.op_type.removesuffix("Gradient") in _OPERATORS:
+            if node.op_type in _OPERATORS or (node.op_type == "GRUGradient" and not keeps_linear(Node(node, main))):
+                continue
+            _split(graph, main if following is None else main.before(following), node)
 
 
 def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:

@@ -9,10 +9,9 @@ import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import Dimension, constant_tensor, dimensions, made_by
+from onnxtrain.graph.value import Dimension, constant_ints, constant_tensor, dimensions, input_of, made_by, order_of
 from onnxtrain.lowering.patterns import Match, Number, OneOf, Op, Optional, Pattern, Term, Var
 from onnxtrain.lowering.rewrite import Rewrite, Rule
-from onnxtrain.lowering.rules.transposition import order_of
 
 OPERATOR = "RotaryEmbedding"
 
@@ -136,15 +135,14 @@ def _width(value: ir.Value) -> Dimension:
 def _leaves_rows(node: ir.Node, size: int) -> bool:
     """Return whether the rows of a node's result, along the last axis, are among those of its first input."""
     source = node.inputs[0]
-    sizes = None if source is None else dimensions(source)
+    sizes = dimensions(source)
     if not sizes or sizes[-1] != size or size < 2:
         return False
     if node.op_type == "Gather":
-        axis = node.attributes.get("axis")
-        return (0 if axis is None else axis.as_int()) % len(sizes) != len(sizes) - 1
+        return node.attributes.get_int("axis", 0) % len(sizes) != len(sizes) - 1
     if node.op_type == "Slice":
-        axes = constant_tensor(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else None
-        return axes is not None and all(int(axis) % len(sizes) != len(sizes) - 1 for axis in axes.numpy())
+        axes = constant_ints(input_of(node, 3))
+        return axes is not None and all(axis % len(sizes) != len(sizes) - 1 for axis in axes)
     return True  # axes of one element come, go, or are repeated
 
 

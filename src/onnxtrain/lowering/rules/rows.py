@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,24 +13,23 @@ from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import substitute, take_over
-from onnxtrain.graph.sizes import fold_sizes
-from onnxtrain.graph.value import Dimension, constant_array, dimensions, made_by
+from onnxtrain.graph.shapes import fold_sizes
+from onnxtrain.graph.value import Dimension, constant_array, constant_ints, dimensions, input_of, made_by
 from onnxtrain.lowering.patterns import Match, operators
-from onnxtrain.lowering.rewrite import Rewrite, Rule, named_by_gradients, remove_unread
+from onnxtrain.lowering.rewrite import Rewrite, Rule
 
 _SUM = "GatherGradient"
 """The operator that adds rows at indices, as in the gradient of a Gather."""
 
 
-# Slices: not a rule, since a match is any number of nodes
+# Slices that together take every element along an axis once
 
 
 class _Cut(NamedTuple):
-    """A Slice and the part [start, end) that it takes."""
+    """The part [start, end) that a Slice takes."""
 
     start: int
     end: int
-    node: ir.Node
 
 
 def fuse_slices(model: ir.Model) -> None:
@@ -41,65 +40,72 @@ def fuse_slices(model: ir.Model) -> None:
 
     Requires: a sorted graph with shapes. Ensures: the Split is where the first slice was, and has its name.
     """
-    graph = model.graph
-    if not _candidates(graph):
-        return
-    fold_sizes(model)  # bounds that follow from known shapes
-    main, named = Builder(graph, graph.opset_imports[""]), named_by_gradients(graph)
-    for (_, axis, size), nodes in _candidates(graph).items():
-        cuts = [cut for node in nodes if (cut := _cut(node, size)) is not None]
-        parts = sorted({cut[:2] for cut in cuts})
-        if len(parts) < 2 or [start for start, _ in parts] != [0, *(end for _, end in parts[:-1])]:
-            continue
-        if parts[-1][1] != size or any(start == end for start, end in parts):
-            continue
-        first = cuts[0].node
-        x = first.inputs[0]  # a part of a Split by now, where it was a slice itself
-        assert x is not None
-        op = main.before(first)
-        lengths = op.ints(*(end - start for start, end in parts))
-        made = op.several("Split", op.wrap(x), lengths, outputs=len(parts), axis=axis)
-        op.emitted[-1].name = first.name
-        taken: dict[tuple[int, int], ir.Value] = {}
-        for cut in cuts:
-            y, part = cut.node.outputs[0], cut[:2]
-            if part in taken and y.name not in named:  # a second slice of the same part
-                substitute(graph, {y: taken[part]})
-            elif part not in taken:
-                taken[part] = made[parts.index(part)].ir
-                take_over(graph, {y: taken[part]})
-        remove_unread(graph, [cut.node for cut in cuts], named)
+    along = Counter(key for node in model.graph if (key := _axis_of(node)) is not None)
+    if any(count > 1 for count in along.values()):
+        fold_sizes(model)  # bounds that follow from known shapes
+        _FUSE_SLICES(model)
 
 
-def _candidates(graph: ir.Graph) -> dict[tuple[ir.Value, int, int], list[ir.Node]]:
-    """Slices along one axis, by their input and the axis, whose size is known, if there are several."""
-    found: dict[tuple[ir.Value, int, int], list[ir.Node]] = defaultdict(list)
-    for node in graph:
-        if node.op_type != "Slice" or node.domain or len(node.inputs) < 4 or node.outputs[0].is_graph_output():
-            continue
-        x, axes = node.inputs[0], _numbers(node.inputs[3])
-        sizes = None if x is None else dimensions(x)
-        if x is None or sizes is None or axes is None or len(axes) != 1:
-            continue
-        size = sizes[axes[0]]
-        if isinstance(size, int):
-            found[x, axes[0] % len(sizes), size].append(node)
-    return {key: nodes for key, nodes in found.items() if len(nodes) > 1}
+def _axis_of(node: ir.Node) -> tuple[ir.Value, int, int] | None:
+    """The input of a Slice along one axis, the axis, and its size, if these are known."""
+    if node.op_type != "Slice" or node.domain or node.outputs[0].is_graph_output():
+        return None
+    x, axes = node.inputs[0], constant_ints(input_of(node, 3))
+    sizes = dimensions(x)
+    if x is None or sizes is None or axes is None or len(axes) != 1:
+        return None
+    size = sizes[axes[0]]
+    return (x, axes[0] % len(sizes), size) if isinstance(size, int) else None
 
 
 def _cut(node: ir.Node, size: int) -> _Cut | None:
     """The part that a Slice takes, if its bounds are constants and its step is 1."""
-    starts, ends = _numbers(node.inputs[1]), _numbers(node.inputs[2])
-    steps = [1] if len(node.inputs) < 5 or node.inputs[4] is None else _numbers(node.inputs[4])
+    starts, ends = constant_ints(node.inputs[1]), constant_ints(node.inputs[2])
+    steps = [1] if input_of(node, 4) is None else constant_ints(node.inputs[4])
     if starts is None or ends is None or steps != [1] or len(starts) != 1 or len(ends) != 1:
         return None
     start, end, _ = slice(starts[0], ends[0]).indices(size)
-    return _Cut(start, max(start, end), node)
+    return _Cut(start, max(start, end))
 
 
-def _numbers(value: ir.Value | None) -> list[int] | None:
-    array = constant_array(value)
-    return None if array is None else [int(each) for each in array.reshape(-1)]
+def _cuts(match: Match) -> dict[ir.Node, _Cut] | str:
+    """Return all slices of the input along the axis, in order, with their parts."""
+    (first,) = match.nodes
+    key, places = _axis_of(first), match.context.places
+    if key is None:
+        return "it takes no part along one axis of a known size"
+    alike = sorted(
+        (node for node in key[0].consumers() if node in places and _axis_of(node) == key), key=places.__getitem__
+    )
+    cuts = {node: cut for node in alike if (cut := _cut(node, key[2])) is not None}
+    parts = sorted(set(cuts.values()))
+    if next(iter(cuts), None) is not first or len(parts) < 2:
+        return "its bounds are not known, or no slice is behind it"
+    ends = [0, *(part.end for part in parts)]
+    whole = [part.start for part in parts] == ends[:-1] and ends[-1] == key[2]
+    return cuts if whole and all(part.start < part.end for part in parts) else "the slices leave a gap, or overlap"
+
+
+def _emit_split(op: Builder, match: Match) -> Value:
+    cuts: dict[ir.Node, _Cut] = match.found
+    x, axis, _ = _axis_of(match.nodes[0]) or (None, 0, 0)
+    assert x is not None
+    parts = sorted(set(cuts.values()))
+    lengths = op.ints(*(part.end - part.start for part in parts))
+    made = dict(zip(parts, op.several("Split", op.wrap(x), lengths, outputs=len(parts), axis=axis), strict=True))
+    taken = {cuts[match.nodes[0]]}
+    for node, part in [*cuts.items()][1:]:
+        y = node.outputs[0]
+        if part not in taken:
+            take_over(op.graph, {y: made[part].ir})
+        elif y.name not in match.context.named:  # a second slice of the same part
+            substitute(op.graph, {y: made[part].ir})
+        taken.add(part)
+    match.nodes = tuple(cuts)
+    return made[cuts[match.nodes[0]]]
+
+
+_FUSE_SLICES = Rewrite(Rule(operators("slices", "Slice"), _emit_split, _cuts))
 
 
 # Sums of rows at indices, which exporters write with an index for every element
@@ -125,7 +131,7 @@ def _added(match: Match) -> _Rows | str:
 def _of_nd(node: ir.Node) -> _Rows | None:
     """Tuples of one index each select rows."""
     _, indices, updates = node.inputs
-    sizes = None if indices is None else dimensions(indices)
+    sizes = dimensions(indices)
     if indices is None or updates is None or sizes is None or sizes[-1] != 1:
         return None
     return _Rows(indices, updates, 0)
@@ -173,10 +179,10 @@ def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
     if unsqueeze is None or unsqueeze.inputs[0] is None:
         return None
     listed, axes = unsqueeze.inputs[0], unsqueeze.inputs[1]
-    places, sizes = constant_array(axes), dimensions(listed)
+    places, sizes = constant_ints(axes), dimensions(listed)
     if places is None or sizes is None or len(sizes) != 1:
         return None
-    added = sorted(int(each) % rank for each in places.reshape(-1))
+    added = sorted(each % rank for each in places)
     return listed if added == [place for place in range(rank) if place != axis] else None
 
 

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.value import Dimension, dimensions
-
-Order = tuple[int, ...]
+from onnxtrain.graph.value import Dimension, Order, dimensions, order_of
 
 
 def transposed(op: Builder, value: ir.Value, order: Sequence[int], named: Collection[str]) -> Value:
@@ -48,12 +46,6 @@ def transposes(value: ir.Value, named: Collection[str]) -> Iterator[ir.Node]:
             yield node
         elif node.op_type == "Reshape" and shape is not None and None not in shape and dimensions(output) == shape:
             yield from transposes(output, named)
-
-
-def order_of(transpose: ir.Node, rank: int) -> Order:
-    """Return the order in which a Transpose puts the axes; by default it reverses them."""
-    attribute = transpose.attributes.get("perm")
-    return tuple(reversed(range(rank))) if attribute is None else tuple(attribute.as_ints())
 
 
 def composed(first: Sequence[int], second: Sequence[int]) -> Order:

@@ -14,6 +14,7 @@ from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.graph.replace import set_inputs
+from onnxtrain.graph.value import add_initializer
 from onnxtrain.lowering.training_info.recipe import MASK, LossTerms, StepEntry, StepSpec
 from onnxtrain.lowering.training_info.rounding import Rounding, widened
 from onnxtrain.lowering.training_info.update import AVERAGE, average_node, norm_of, optimizer_nodes, row_squares
@@ -58,8 +59,7 @@ class Algorithm:
         self._inputs: list[ir.Value] = []
         self._before_nodes = set(self.graph)
         self._before_initializers = set(self.graph.initializers)
-        self._taken = {value.name for value in (*self.graph.inputs, *self.graph.initializers.values())}
-        self._taken |= {output.name for node in self._before_nodes for output in node.outputs}
+        self._taken = {*ir.convenience.create_value_mapping(self.graph, include_subgraphs=False)}
 
     def _name(self, value: ir.Value, name: str) -> None:
         """Rename a value of the algorithm."""
@@ -97,21 +97,13 @@ class Algorithm:
         """Add a state of the algorithm with its first value."""
         self._take(name)
         first = ir.Tensor(array, name=name)
-        tensor = placeholder(name, first)
-        value = ir.Value(name=name, const_value=tensor)
-        value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
-        self.graph.register_initializer(value)
         self.states[name], self._first_values.tensors[name] = array, first
-        return self.op.wrap(value)
+        return self.op.wrap(add_initializer(self.graph, placeholder(name, first)))
 
     def constant(self, name: str, array: np.ndarray) -> Value:
         """Add a constant initializer of the algorithm."""
         self._take(name)
-        value = ir.Value(name=name, const_value=ir.Tensor(np.ascontiguousarray(array), name=name))
-        assert value.const_value is not None
-        value.dtype, value.shape = value.const_value.dtype, ir.Shape(array.shape)
-        self.graph.register_initializer(value)
-        return self.op.wrap(value)
+        return self.op.wrap(add_initializer(self.graph, ir.Tensor(np.ascontiguousarray(array), name=name)))
 
     def update(self, state: Value, new: Value) -> None:
         """Bind a state to its next value."""

@@ -39,7 +39,8 @@ def build_unfilled(spec: StepSpec) -> tuple[onnx.ModelProto, FirstValues]:
     proto.training_info.extend(
         algorithm.cut(name, _initialization(algorithm)) for name, algorithm in _algorithms(spec, values)
     )
-    helper.set_model_props(proto, _metadata(proto) | _options_metadata(spec))
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    helper.set_model_props(proto, metadata | _options_metadata(spec))
     domains = {entry.domain for entry in proto.opset_import} | {""}
     # Besides the optimizer's and Gradient's, a loss may have StopGradient.
     used = _imported(spec) | {node.domain for info in proto.training_info for node in info.algorithm.node}
@@ -101,10 +102,6 @@ def _first_values(spec: StepSpec) -> FirstValues:
     initializers = spec.model.graph.initializers
     tensors = {name: initializers[name].const_value for name in (*spec.parameters, *spec.statistics)}
     return FirstValues({name: tensor for name, tensor in tensors.items() if tensor is not None})
-
-
-def _metadata(proto: onnx.ModelProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in proto.metadata_props}
 
 
 def _main_model(spec: StepSpec, tensors: Mapping[str, ir.TensorProtocol]) -> onnx.ModelProto:

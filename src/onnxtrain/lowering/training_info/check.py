@@ -38,11 +38,7 @@ def _check_unique_keys(label: str, entry: onnx.TrainingInfoProto) -> None:
 
 
 def _check_unique_names(label: str, model: onnx.ModelProto, entry: onnx.TrainingInfoProto) -> None:
-    main = _defined(model.graph)
-    own = _defined(entry.algorithm)
-    seen: set[str] = set()
-    for name in main:
-        seen.add(name)
+    own, seen = _defined(entry.algorithm), set(_defined(model.graph))
     for name in own:
         if name in seen:
             raise TrainingInfoError(

@@ -28,7 +28,10 @@ def joined_model(model: onnx.ModelProto, index: int) -> onnx.ModelProto:
         joined.graph.node.extend(graph.node)
         joined.graph.value_info.extend(graph.value_info)
         joined.graph.input.extend(info for info in graph.input if info.name not in initializers)
-    joined.graph.input.extend(_tensor_info(tensor) for tensor in initializers.values())
+    joined.graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in initializers.values()
+    )
     joined.graph.output.extend(algorithm.output)
     names = {info.name for info in algorithm.output}
     joined.graph.output.extend(info for info in model.graph.output if info.name not in names)
@@ -40,10 +43,6 @@ def entry_initializers(model: onnx.ModelProto, index: int) -> dict[str, onnx.Ten
     """Return the initializers of the main graph and of an entry's algorithm, by name."""
     algorithm = model.training_info[index].algorithm
     return {tensor.name: tensor for graph in (model.graph, algorithm) for tensor in graph.initializer}
-
-
-def _tensor_info(tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
-    return onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
 
 
 def state_tensors(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:

@@ -47,9 +47,7 @@ class Names:
 
 def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
     """Return the names, with underscores appended to names that the graph already uses."""
-    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
-    taken |= {output.name for node in graph for output in node.outputs}
-    found = []
+    taken, found = ir.convenience.create_value_mapping(graph, include_subgraphs=False), []
     for name in names:
         while name in taken:
             name += "_"

@@ -1,7 +1,7 @@
 """Low-bit optimizer states: bfloat16 or 8 bits, decoded before and encoded after the update.
 
 A bfloat16 state is one tensor, which ``Cast`` widens and ``RoundStochastic`` rounds
-(:mod:`onnxtrain.lowering.round_states` has its formula). An 8-bit state is two tensors, ``{state}`` (uint8, of the
+(:mod:`onnxtrain.lowering.optimizer_bodies` has its formula). An 8-bit state is two tensors, ``{state}`` (uint8, of the
 parameter's shape) and ``{state}_scale`` (float, one scale for each block of :data:`BLOCK` elements), which
 ``DecodeBlockwise`` reads and ``EncodeBlockwise`` writes.
 
@@ -38,7 +38,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 OPERATOR = "RoundStochastic"
-"""Operator of the domain ``onnxtrain``: rounds floats to bfloat16; see :mod:`onnxtrain.lowering.round_states`."""
+"""Operator of the domain ``onnxtrain``: rounds floats to bfloat16; see :mod:`onnxtrain.lowering.optimizer_bodies`."""
 
 ENCODE = "EncodeBlockwise"
 """Operator of the domain ``onnxtrain``: encodes floats as 8-bit codes and scales."""

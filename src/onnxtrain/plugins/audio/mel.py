@@ -13,7 +13,8 @@ from onnxtrain.editing.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.value import Dimension, Value, dimensions, is_float
+from onnxtrain.graph.operands import Value
+from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.model_file.validity import refuses_invalid
 
 Scale = Literal["htk", "slaney"]

@@ -20,8 +20,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension, dimensions, is_float
-from onnxtrain.losses.base import ReducedLoss, TargetForm, TargetKind, softplus
-from onnxtrain.losses.groups import check_above_zero
+from onnxtrain.losses.base import ReducedLoss, TargetForm, TargetKind, check_above_zero, softplus
 from onnxtrain.losses.probabilities import class_logits
 from onnxtrain.lowering.training_info.recipe import LossTerms, free_names
 from onnxtrain.metrics.base import Detections, MetricInput

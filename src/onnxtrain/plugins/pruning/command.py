@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -105,7 +103,7 @@ def command(
             help="Write report.txt, .json and .png to this folder, and config.toml, which repeats the command.",
         ),
     ] = None,
-    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    json_output: flags.Json = False,
     threads: flags.Threads = None,
     provider: flags.Provider = None,
     quiet: flags.Quiet = False,
@@ -114,7 +112,7 @@ def command(
 ) -> int:
     """Run ``onnxtrain prune``."""
     given = dict(locals())
-    from onnxtrain.model_file.writing import only_warns
+    from onnxtrain.model_file.writing import only_warns, write_files
     from onnxtrain.plugins.pruning.prune import prune
     from onnxtrain.plugins.pruning.recipe import choose_optimizer
 
@@ -147,9 +145,9 @@ def command(
     )
     if report is not None:
         with only_warns("The report lacks the flags of the command"):
-            _write_config(report / CONFIG, given)
+            write_files({report / CONFIG: as_toml(given).encode()})
     if json_output:
-        print(json.dumps(result.as_dict()))  # noqa: T201
+        terminal.print_json(result.as_dict())
         return int(bool(result.shortfall))
     console.print(result.table())
     with only_warns("The sizes are not known"):  # measured on files in the folder for temporary ones
@@ -158,14 +156,6 @@ def command(
     if report is not None:
         terminal.lines(console, f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}")
     return int(bool(result.shortfall))
-
-
-def _write_config(path: Path, given: Mapping[str, Any]) -> None:
-    """Write the flags that repeat the command."""
-    from onnxtrain.model_file.writing import AtomicFiles
-
-    with AtomicFiles() as files, files.create(path) as file:
-        file.write(as_toml(given).encode())
 
 
 def _display(console: Console) -> Display:

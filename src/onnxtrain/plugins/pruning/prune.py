@@ -14,7 +14,7 @@ import onnx
 from onnxtrain.data.opening import Source
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.model_file.rescue import current_folder, reached_from, save_or_rescue
+from onnxtrain.model_file.saving import current_folder, reached_from, save_or_rescue
 from onnxtrain.model_file.writing import check_writable, only_warns
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of

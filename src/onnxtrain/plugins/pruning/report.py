@@ -27,7 +27,7 @@ from onnxtrain.plugins.pruning.options import Storage
 from onnxtrain.plugins.pruning.record import PruneRecord
 from onnxtrain.plugins.pruning.sparse import save_sparse
 from onnxtrain.plugins.pruning.thresholds import Probe
-from onnxtrain.training.report.png import matplotlib_available, png
+from onnxtrain.training.report.charts import matplotlib_available, png
 
 _CHUNK = 1 << 20
 _WIDTH = 110

@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.export import sizes_of
 
 HELP = "Compile a pruned model, so that its sparse layers run faster in ONNX Runtime."
 
@@ -49,7 +48,7 @@ def command(
     from onnxtrain.plugins.sparse.compile import compile_sparse
 
     paths.check_paths({paths.MODEL: paths.model(model), "--output": paths.output(output, is_model=True)})
-    result = compile_sparse(model, output, sizes=sizes_of(static))
+    result = compile_sparse(model, output, sizes=flags.sizes_of(static))
     console = terminal.console()
     numbers = ("zeros", "block", "speed-up")
     table = terminal.table("layer", "operator", *numbers, "runs", right=numbers)

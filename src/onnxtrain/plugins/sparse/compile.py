@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.model_file.file import ModelFile, serialised
-from onnxtrain.model_file.proto import default_opset
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.model_file.writing import check_writable
-from onnxtrain.plugins.sparse.computed import as_stored, with_computed_weights
+from onnxtrain.plugins.sparse.edited import Edited, assign
 from onnxtrain.plugins.sparse.empty_units import without_empty_units
-from onnxtrain.plugins.sparse.expand import with_dense_layers
-from onnxtrain.plugins.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
-from onnxtrain.plugins.sparse.layers import Layer, LayerSearch, Shape, declare, remove_unread, unused
-from onnxtrain.plugins.sparse.packed import COST, PackedWeight, pack
-from onnxtrain.plugins.sparse.padded import with_padded_images
-from onnxtrain.plugins.sparse.pooled import with_pooled_convolutions
-from onnxtrain.plugins.sparse.transposed import with_transposed_rows
+from onnxtrain.plugins.sparse.layers import Layer, LayerSearch, Shape
+from onnxtrain.plugins.sparse.layouts import with_padded_images, with_transposed_rows
+from onnxtrain.plugins.sparse.operators import COST, LEAST_OPSET, PackedWeight, pack
+from onnxtrain.plugins.sparse.preparation import as_stored, with_computed_weights, with_dense_layers
+from onnxtrain.plugins.sparse.replace import with_pooled_convolutions, with_sparse_layers
 from onnxtrain.runtime.native import custom_ops_library
-from onnxtrain.runtime.turns import times_in_turns
+from onnxtrain.runtime.turns import session_of_one_thread, times_in_turns
 
 if TYPE_CHECKING:
     import onnxruntime
-
-_LEAST_IR = 8
-"""The IR version that introduced functions."""
 
 _HOPELESS = 0.4
 """Cost of the blocks, relative to all weights one by one, above which no layer was ever faster: not measured."""
@@ -56,8 +49,6 @@ timings have noise."""
 
 _SECONDS = 0.15
 """Seconds of the dense model, or layer, in a measurement."""
-
-_ZERO = "onnxtrain.plugins.sparse.no_residual"
 
 
 @dataclass(frozen=True)
@@ -159,7 +150,7 @@ def compile_sparse(
     doubtful = [index for index in tried if 1 / _DOUBT < speedups[index] < _DOUBT]
 
     def with_layers(some: list[int]) -> onnx.ModelProto:
-        return _with_sparse(proto, [(layers[index], packed[index]) for index in some], shapes) if some else proto
+        return with_sparse_layers(proto, [(layers[index], packed[index]) for index in some], shapes) if some else proto
 
     made = with_layers(chosen)
     session = _session(made, library)
@@ -279,13 +270,11 @@ def _feeds(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, np.nda
 def _activations(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], names: set[str]) -> dict[str, np.ndarray]:
     """Return values of the graph on these inputs."""
     missing = sorted(names - set(feeds))
-    shown = onnx.ModelProto()
-    shown.CopyFrom(proto)
-    del shown.graph.output[:]
-    shown.graph.output.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in missing)
     if not missing:
         return feeds
-    return feeds | dict(zip(missing, _run(_session(shown), feeds), strict=True))
+    shown = Edited(proto)
+    assign(shown.graph.output, (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in missing))
+    return feeds | dict(zip(missing, _run(_session(shown.proto), feeds), strict=True))
 
 
 def _run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -297,15 +286,8 @@ def _run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) ->
 
 
 def _session(proto: onnx.ModelProto, library: str | None = None) -> onnxruntime.InferenceSession:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if library is not None:
-        options.register_custom_ops_library(library)
     try:
-        return onnxruntime.InferenceSession(serialised(proto), options, providers=["CPUExecutionProvider"])
+        return session_of_one_thread(serialised(proto), library)
     except Exception as error:
         raise ModelError(f"ONNX Runtime cannot load the model: {error}") from error
 
@@ -323,7 +305,7 @@ def _layer_models(
     proto: onnx.ModelProto, layer: Layer, weight: PackedWeight, activations: Mapping[str, np.ndarray]
 ) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     """Return models of one layer, dense and sparse."""
-    dense = onnx.ModelProto(ir_version=max(proto.ir_version, _LEAST_IR), opset_import=proto.opset_import)
+    dense = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = dense.graph
     graph.name = "layer"
     graph.node.extend(layer.nodes)
@@ -336,56 +318,4 @@ def _layer_models(
         shape = activations[name].shape
         graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
     graph.output.append(helper.make_tensor_value_info(layer.y, onnx.TensorProto.FLOAT, None))
-    return dense, _with_sparse(dense, [(layer, weight)], {})
-
-
-def _with_sparse(
-    proto: onnx.ModelProto,
-    layers: Sequence[tuple[Layer, PackedWeight]],
-    shapes: Mapping[str, Shape | None],
-) -> onnx.ModelProto:
-    """Return the model with sparse layers instead of their nodes."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
-    graph = made.graph
-    made.ir_version = max(made.ir_version, _LEAST_IR)
-    if all(entry.domain != ONNXTRAIN_DOMAIN for entry in made.opset_import):
-        made.opset_import.append(helper.make_opsetid(ONNXTRAIN_DOMAIN, 1))
-    opset = default_opset(made.opset_import)
-    assert opset is not None
-    defined = {entry.name for entry in made.functions if entry.domain == ONNXTRAIN_DOMAIN}
-    for operator in sorted({CONV if layer.windows else LINEAR for layer, _ in layers} - defined):
-        made.functions.append(function(operator, opset))
-
-    names = {name for node in graph.node for name in (*node.input, *node.output)}
-    names |= {value.name for value in (*graph.input, *graph.initializer)}
-    ends = {layer.y: _node(graph, layer, weight, names) for layer, weight in layers}
-    gone = {node.output[0] for layer, _ in layers for node in layer.nodes}
-    nodes = [
-        ends.get(node.output[0], node) for node in graph.node if node.output[0] not in gone or node.output[0] in ends
-    ]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    if any(layer.residual is None for layer, _ in layers) and _ZERO not in {t.name for t in graph.initializer}:
-        graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), _ZERO))
-    declare(graph, list(ends), shapes)
-    remove_unread(graph, {name for layer, _ in layers for node in layer.nodes for name in node.input})
-    return made
-
-
-def _node(graph: onnx.GraphProto, layer: Layer, weight: PackedWeight, names: set[str]) -> onnx.NodeProto:
-    """Add the tensors of a layer to the graph and return its node."""
-    inputs = [layer.x]
-    for label, array in (("values", weight.values), ("deltas", weight.deltas), ("bias", layer.bias)):
-        name = unused(f"{layer.nodes[0].input[1]}.{label}", names)
-        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        inputs.append(name)
-    attributes: dict[str, Any] = {"shape": weight.shape, "lower": layer.lower, "upper": layer.upper, **layer.windows}
-    return helper.make_node(
-        CONV if layer.windows else LINEAR,
-        [*inputs, layer.residual or _ZERO],
-        [layer.y],
-        name=layer.nodes[0].name,
-        domain=ONNXTRAIN_DOMAIN,
-        **attributes,
-    )
+    return dense, with_sparse_layers(dense, [(layer, weight)], {})

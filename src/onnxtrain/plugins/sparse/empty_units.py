@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper, numpy_helper
 
 from onnxtrain.errors import OptionError
 from onnxtrain.errors._internal import ignored_warnings
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.layers import orientation
-from onnxtrain.plugins.sparse.layers import ELEMENTWISE, Layer, LayerSearch, Shape, attributes, remove_unread, unused
+from onnxtrain.plugins.sparse.edited import Edited, assign, attributes
+from onnxtrain.plugins.sparse.layers import ELEMENTWISE, Layer, LayerSearch, Shape
 from onnxtrain.plugins.structures.shrink import ShrinkWarning, shrink
+from onnxtrain.runtime.turns import session_of_one_thread
 
 _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 """Operators that leave a channel as it is where it is constant, without padding."""
@@ -24,13 +25,12 @@ _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxP
 
 def without_empty_units(proto: onnx.ModelProto, shapes: Mapping[str, Shape | None]) -> onnx.ModelProto:
     """Return the model without units (outputs of a layer, with all that belongs to them) that have no effect."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = Edited(proto)
     if not _Units(made, shapes).clear():
         return proto
     with ignored_warnings(ShrinkWarning):  # empty inputs and outputs of the model stay, as they should
         try:
-            return shrink(made)
+            return shrink(made.proto)
         except OptionError:  # nothing of what is empty can be removed, or nothing of a layer would remain
             return proto
 
@@ -38,9 +38,9 @@ def without_empty_units(proto: onnx.ModelProto, shapes: Mapping[str, Shape | Non
 class _Units:
     """The units of a graph: which are constant, and which are read."""
 
-    def __init__(self, proto: onnx.ModelProto, shapes: Mapping[str, Shape | None]) -> None:
-        self._proto, self._graph, self._shapes = proto, proto.graph, shapes
-        self._search = LayerSearch(proto.graph, shapes)
+    def __init__(self, made: Edited, shapes: Mapping[str, Shape | None]) -> None:
+        self._made, self._graph, self._shapes = made, made.graph, shapes
+        self._search = LayerSearch(made.graph, shapes)
         self._layers = {layer.nodes[0].output[0]: layer for layer in self._search.layers()}
         self._changed: dict[str, Layer] = {}
 
@@ -53,10 +53,8 @@ class _Units:
             empty = empty or bool(unread.any())
             if layer.matrix[unread].any() or layer.bias[unread].any():
                 self._change(layer, np.where(unread[:, None], 0, layer.matrix), np.where(unread, 0, layer.bias))
-        names = {name for node in self._graph.node for name in (*node.input, *node.output)}
-        names |= {value.name for value in (*self._graph.input, *self._graph.initializer)}
         for layer in self._changed.values():
-            self._write(layer, names)
+            self._write(layer)
         return empty
 
     def _change(self, layer: Layer, matrix: np.ndarray, bias: np.ndarray) -> None:
@@ -135,15 +133,13 @@ class _Units:
         y = helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, None)
         others = [(name, constant) for name in node.input[1:] if (constant := self._search.constant(name)) is not None]
         graph = helper.make_graph([node], "unit", [x], [y], [numpy_helper.from_array(*pair[::-1]) for pair in others])
-        imports = self._proto.opset_import
-        model = helper.make_model(graph, opset_imports=imports, ir_version=self._proto.ir_version)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        imports = self._made.proto.opset_import
+        model = helper.make_model(graph, opset_imports=imports, ir_version=self._made.proto.ir_version)
+        session = session_of_one_thread(model.SerializeToString())
         found = session.run(None, {node.input[0]: np.nan_to_num(values.astype(np.float32))})[0]
         return np.where(np.isnan(values), np.nan, found)
 
-    def _write(self, layer: Layer, names: set[str]) -> None:
+    def _write(self, layer: Layer) -> None:
         """Give the nodes of a layer its new weights and bias; a batch normalization has become part of these."""
         first, rest = layer.nodes[0], layer.nodes[1:2]
         taken = [
@@ -154,10 +150,10 @@ class _Units:
         replaced = [first, *taken]
         end, old = replaced[-1].output[0], first.input[1]
         alone = len(self._search.readers(old)) == 1 and old in {tensor.name for tensor in self._graph.initializer}
-        weight, bias = old if alone else unused(f"{old}.kept", names), unused(f"{old}.bias", names)
+        weight, bias = old if alone else self._made.unused(f"{old}.kept"), self._made.unused(f"{old}.bias")
         array = layer.matrix.reshape(layer.windows["weight_shape"]) if layer.windows else layer.matrix
         if first.op_type == "MatMul":
-            array, product = array.T, unused(f"{end}.product", names)
+            array, product = array.T, self._made.unused(f"{end}.product")
             made = [
                 helper.make_node("MatMul", [layer.x, weight], [product], name=first.name),
                 helper.make_node("Add", [product, bias], [end]),
@@ -179,10 +175,9 @@ class _Units:
             numpy_helper.from_array(np.ascontiguousarray(layer.bias), bias),
         ]
         read = {name for node in replaced for name in node.input}
-        for field, items in ((self._graph.node, nodes), (self._graph.initializer, tensors)):
-            del field[:]
-            field.extend(items)
-        remove_unread(self._graph, read)
+        assign(self._graph.node, nodes)
+        assign(self._graph.initializer, tensors)
+        self._made.remove_unread(read)
 
 
 def _is_padded(node: onnx.NodeProto) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.layers import form_of
+from onnxtrain.plugins.sparse.edited import attributes, names_in_subgraphs
 
 Shape = tuple[int | str | None, ...]
 """Sizes and symbols of a value's axes; ``None`` for one that is unknown."""
@@ -132,25 +132,17 @@ class LayerSearch:
         if weight is None or form is None:
             return None
         matrix = np.float32(given.get("alpha", 1.0)) * np.moveaxis(weight, form.outputs, 0)
-        bias = np.zeros(len(matrix), np.float32)
-        if len(node.input) > 2 and node.input[2]:
-            constant = self._row(node.input[2], len(matrix))
-            if constant is None:
-                return None
-            bias = np.float32(given.get("beta", 1.0)) * constant
-        return Layer([node], matrix, bias)
+        bias = self._bias(node, len(matrix))
+        return None if bias is None else Layer([node], matrix, np.float32(given.get("beta", 1.0)) * bias)
 
     def _conv(self, node: onnx.NodeProto) -> Layer | None:
         given = attributes(node)
         weight = next((w for rank in (3, 4) if (w := self._matrix(node.input[1], rank)) is not None), None)
         if weight is None or given.get("group", 1) != 1 or given.get("auto_pad", b"NOTSET") != b"NOTSET":
             return None
-        bias = np.zeros(len(weight), np.float32)
-        if len(node.input) > 2 and node.input[2]:
-            constant = self._row(node.input[2], len(weight))
-            if constant is None:
-                return None
-            bias = constant
+        bias = self._bias(node, len(weight))
+        if bias is None:
+            return None
         axes = weight.ndim - 2
         windows = {
             "weight_shape": list(weight.shape),
@@ -160,6 +152,11 @@ class LayerSearch:
             "dilations": list(given.get("dilations", [1] * axes)),
         }
         return Layer([node], weight.reshape(len(weight), -1), bias, windows=windows)
+
+    def _bias(self, node: onnx.NodeProto, outputs: int) -> np.ndarray | None:
+        """Return the bias in the third input, zeros without one; ``None`` where it is not a constant."""
+        given = len(node.input) > 2 and node.input[2]
+        return self._row(node.input[2], outputs) if given else np.zeros(outputs, np.float32)
 
     def _row(self, name: str, outputs: int) -> np.ndarray | None:
         """Return a constant that broadcasts along the last axis."""
@@ -234,53 +231,3 @@ class LayerSearch:
 
 def _nothing(node: onnx.NodeProto) -> None:
     return None
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the attributes of a node by name."""
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
-def names_in_subgraphs(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that the subgraphs of a node read, their own included."""
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                yield from inner.input
-                yield from names_in_subgraphs(inner)
-            yield from (value.name for value in graph.output)
-
-
-def unused(name: str, names: set[str]) -> str:
-    """Return a name that is not among the names, and add it to them."""
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name
-
-
-def declare(graph: onnx.GraphProto, results: Iterable[str], shapes: Mapping[str, Shape | None]) -> None:
-    """Declare the shapes of results, which ONNX Runtime does not infer for operators of a library."""
-    declared = {value.name for value in (*graph.value_info, *graph.output)}
-    graph.value_info.extend(
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name in results
-        if name not in declared and (shape := shapes.get(name)) is not None
-    )
-
-
-def remove_unread(graph: onnx.GraphProto, candidates: set[str]) -> None:
-    """Remove constants, and declarations of values, that nothing reads any more."""
-    read = {name for node in graph.node for name in (*node.input, *names_in_subgraphs(node))}
-    read |= {value.name for value in graph.output}
-    gone = candidates - read
-    kept = [tensor for tensor in graph.initializer if tensor.name not in gone]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    nodes = [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in gone]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    computed = {name for node in graph.node for name in node.output}
-    infos = [value for value in graph.value_info if value.name in computed]
-    del graph.value_info[:]
-    graph.value_info.extend(infos)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import numpy as np
-
-from onnxtrain.data.conversion import Array, TensorSpec
-from onnxtrain.data.files import GrowingArray
-from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.map_dataset import Examples, ExampleSource, of_rows
+from onnxtrain.data.conversion import TensorSpec
+from onnxtrain.data.map_dataset import Examples, ExampleSource
 from onnxtrain.data.packing import LONGEST_ROW, PackedSequences
-from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.plugins.text.rows import holds_texts, in_blocks, is_json_lines, name_of, read_rows
+from onnxtrain.losses.groups import IGNORED
+from onnxtrain.plugins.text.rows import in_blocks, name_of, read_rows
+from onnxtrain.plugins.text.token_rows import LONGEST, RowExamples, TokenRows, labels_of, learned_tokens, roles_of
 from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
-
-IGNORED: Final = -100
-"""Label of tokens that are not learned."""
-
-_LONGEST: Final = 1024
-"""Tokens at which rows are cut by default."""
 
 _BLOCK: Final = 256
 """Rows that are encoded at a time."""
@@ -101,12 +91,14 @@ class ChatData(ExampleSource):
         tokenizer = ChatTokenizer.open(self.tokenizer, self.chat_template)
         fixed = None if self.pack else _fixed_length(specs)
         limit = self._limit(fixed, tokenizer.longest)
-        tokens = TokenRows(self, tokenizer, limit)
+        tokens, padding = _read(self, tokenizer, limit), tokenizer.encoder.padding
         if self.pack is None:
-            return ChatExamples(tokens, specs, fixed, tokenizer.encoder.padding, need_target=need_target)
-        everything = range(len(tokens))
-        ids, labels = [tokens.ids(row) for row in everything], [tokens.labels(row) for row in everything]
-        packed = PackedSequences(ids, self.pack, labels=labels, padding=tokenizer.encoder.padding, ignore_index=IGNORED)
+            return RowExamples(tokens, roles_of(specs), fixed, padding, need_target=need_target)
+        rows = [tokens.row(index) for index in range(len(tokens))]
+        labels = [labels_of(row) for row in rows]
+        packed = PackedSequences(
+            [row["ids"] for row in rows], self.pack, labels=labels, padding=padding, ignore_index=IGNORED
+        )
         found = packed.examples(specs, need_target=need_target)
         found.hints = tokens.hints
         return found
@@ -118,95 +110,42 @@ class ChatData(ExampleSource):
                     "max_length", got=self.max_length, wanted=fixed
                 )
             return self.max_length or fixed
-        return self.max_length or (None if self.pack else min(_LONGEST, longest or _LONGEST))
+        return self.max_length or (None if self.pack else min(LONGEST, longest or LONGEST))
 
 
-def with_texts(source: Any, folder: str | os.PathLike[str] | None, *, rows: bool) -> Any:
-    """Return texts as `ChatData` with the tokenizer of a model's folder; any other data as they are."""
-    if not isinstance(source, ChatData) and (holds_texts(source) if rows else is_json_lines(source)):
-        source = ChatData(source)
-    if isinstance(source, ChatData) and source.tokenizer is None and folder is not None:
-        return dataclasses.replace(source, tokenizer=folder)
-    return source
-
-
-class TokenRows:
-    """The tokens of all rows of a source, and whether each is learned."""
-
-    def __init__(self, data: ChatData, tokenizer: ChatTokenizer, limit: int | None) -> None:
-        ids, learned = GrowingArray((), np.dtype(np.int32)), GrowingArray((), np.dtype(bool))
-        lengths: list[int] = []
-        self.kept: list[int] = []
-        rows = read_rows(data.source)
-        read = cut = tokens = lost = 0
-        for block in in_blocks(rows, _BLOCK, lambda row: row.size):
-            for encoded, spans in tokenizer.encode(block, answers=data.train_on == "answers"):
-                size = len(encoded.ids)
-                read, tokens = read + 1, tokens + size
-                if limit is not None and size > limit:
-                    cut, lost = cut + 1, lost + size - limit
-                marks = learned_tokens(encoded.starts, encoded.ends, spans)[:limit]
-                if marks[1:].any():  # no earlier token predicts the first
-                    ids.append(encoded.ids[:limit])
-                    learned.append(marks)
-                    lengths.append(len(marks))
-                    self.kept.append(read - 1)
-        if not lengths:
-            few = "there are no rows"
-            if read:
-                few = f"none of the {read:,} rows has an answer within {limit} tokens"
-            if read and not cut:
-                few = (
-                    f"none of the {read:,} rows has an answer, which is a message of the role 'assistant', a "
-                    "completion, an output, or a text of two tokens"
-                )
-            raise DataError(f"{data.name} has nothing to learn: {few}.")
-        self.read = read
-        self._ids, self._learned = ids.finish(), learned.finish()
-        self.lengths: Array = np.asarray(lengths)
-        self._ends = np.cumsum(self.lengths)
-        hints = []
-        if cut:
-            hints.append(
-                f"{data.name}: {cut:,} of {read:,} rows are longer than {limit} tokens and are cut; {lost:,} of "
-                f"{tokens:,} tokens are lost (max_length=)."
+def _read(data: ChatData, tokenizer: ChatTokenizer, limit: int | None) -> TokenRows:
+    """Read the tokens of all rows."""
+    found, rows = TokenRows(), read_rows(data.source)
+    cut = tokens = lost = 0
+    for block in in_blocks(rows, _BLOCK, lambda row: row.size):
+        for encoded, spans in tokenizer.encode(block, answers=data.train_on == "answers"):
+            size = len(encoded.ids)
+            found.read, tokens = found.read + 1, tokens + size
+            if limit is not None and size > limit:
+                cut, lost = cut + 1, lost + size - limit
+            learned = learned_tokens(encoded.starts, encoded.ends, spans)[:limit]
+            if learned[1:].any():  # no earlier token predicts the first
+                found.append(encoded.ids[:limit], learned)
+                found.kept.append(found.read - 1)
+    read, left_out = found.read, found.read - len(found.kept)
+    if not found.kept:
+        few = "there are no rows"
+        if read:
+            few = f"none of the {read:,} rows has an answer within {limit} tokens"
+        if read and not cut:
+            few = (
+                f"none of the {read:,} rows has an answer, which is a message of the role 'assistant', a completion, "
+                "an output, or a text of two tokens"
             )
-        if read > len(lengths):
-            hints.append(
-                f"{data.name}: {read - len(lengths):,} of {read:,} rows have no answer to learn and are left out."
-            )
-        self.hints = tuple(hints)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def _own(self, row: int) -> slice:
-        return slice(int(self._ends[row] - self.lengths[row]), int(self._ends[row]))
-
-    def ids(self, row: int) -> Array:
-        """Return the token ids of a row."""
-        return self._ids[self._own(row)]
-
-    def labels(self, row: int) -> Array:
-        """Return the labels of a row: its token ids, `IGNORED` where they are not learned."""
-        own = self._own(row)
-        return np.where(self._learned[own], self._ids[own], IGNORED)
-
-    def fingerprint(self) -> str:
-        """Return an identifier of the content."""
-        found = Fingerprint()
-        for array in (self._ids, self._learned, self.lengths):
-            found.add_large_array(array)
-        return found.digest()
-
-
-def learned_tokens(starts: Array, ends: Array, spans: Sequence[tuple[int, int]]) -> Array:
-    """Return the tokens that overlap with spans of characters; one span over everything has all tokens."""
-    found = np.zeros(len(starts), bool)
-    for start, end in spans:
-        found |= (starts < end) & (ends > start) & (ends > starts)
-    if len(spans) == 1 and spans[0][0] == 0:  # tokens that the tokenizer adds have no characters
-        found |= ends <= starts
+        raise DataError(f"{data.name} has nothing to learn: {few}.")
+    if cut:
+        found.hints += (
+            f"{data.name}: {cut:,} of {read:,} rows are longer than {limit} tokens and are cut; {lost:,} of "
+            f"{tokens:,} tokens are lost (max_length=).",
+        )
+    if left_out:
+        found.hints += (f"{data.name}: {left_out:,} of {read:,} rows have no answer to learn and are left out.",)
+    found.finish()
     return found
 
 
@@ -214,52 +153,3 @@ def _fixed_length(specs: Sequence[TensorSpec]) -> int | None:
     """Return the number of tokens that the model takes, if it is fixed."""
     shapes = [spec.shape for spec in specs if spec.shape is not None and len(spec.shape) == 2]
     return next((int(shape[1]) for shape in shapes if isinstance(shape[1], int)), None)
-
-
-class ChatExamples:
-    """Rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row."""
-
-    def __init__(
-        self, tokens: TokenRows, specs: Sequence[TensorSpec], length: int | None, padding: int, *, need_target: bool
-    ) -> None:
-        self._tokens, self._length, self._padding, self._need_target = tokens, length, padding, need_target
-        self._roles = {spec.name: token_role(spec) for spec in specs}
-        if list(self._roles.values()).count("ids") != 1:
-            shown = ", ".join(f"'{spec.name}'" for spec in specs)
-            raise DataError(f"texts need one model input for token ids, but the model's inputs are {shown}.")
-        self.columns: dict[str, tuple[str, ...]] = {}
-        self.declared_labels: tuple[str, ...] = ()
-        self.of_tokens = True
-        self.hints = tokens.hints
-        self.lengths = None if length else tokens.lengths
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def batch(self, rows: Sequence[int]) -> object:
-        """Return some rows as inputs by name, and labels."""
-        ids = [self._tokens.ids(row) for row in rows]
-        length = self._length or max(len(each) for each in ids)
-        of_roles: dict[str, Callable[[], Array]] = {
-            "ids": lambda: padded(ids, length, self._padding),
-            "mask": lambda: padded([np.ones(len(each)) for each in ids], length, 0),
-            "types": lambda: np.zeros((len(ids), length), np.int32),
-            "positions": lambda: np.tile(np.arange(length, dtype=np.int32), (len(ids), 1)),
-        }
-        inputs = {name: of_roles[role]() for name, role in self._roles.items()}
-        if not self._need_target:
-            return inputs
-        labels = padded([self._tokens.labels(row) for row in rows], length, IGNORED)
-        return inputs, labels.astype(np.int64)
-
-    def weights_of(self, weights: Array, name: str) -> Array:
-        """Return the weights of the rows that were not left out."""
-        return of_rows(weights, self._tokens.read, name, self._tokens.kept)
-
-    def all_targets(self) -> Array | None:
-        """Return None: rows have different lengths."""
-        return None
-
-    def fingerprint(self) -> str | None:
-        """Return the fingerprint of the rows."""
-        return self._tokens.fingerprint()

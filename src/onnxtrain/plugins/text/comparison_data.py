@@ -6,32 +6,30 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
-from onnxtrain.data.csv_file import CsvFile
-from onnxtrain.data.files import GrowingArray
-from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.map_dataset import ExampleSource, of_rows
-from onnxtrain.data.parquet_file import ParquetFile
+from onnxtrain.data.map_dataset import ExampleSource
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.data.tokenizer import Encoded, Text, cut_text
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.formatting import plural
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.plugins.text.chat_data import IGNORED, learned_tokens
+from onnxtrain.losses.groups import IGNORED
 from onnxtrain.plugins.text.rows import (
-    TEXT_SUFFIXES,
     Row,
     forms_in_words,
+    holds_arrays,
     in_blocks,
+    is_text_file,
     kind_in_words,
     name_of,
     read_records,
+    text_of,
 )
+from onnxtrain.plugins.text.token_rows import LONGEST, RowExamples, TokenRow, TokenRows, learned_tokens, roles_of
 from onnxtrain.plugins.text.tokenizer_files import LONGEST_ROW, ChatTokenizer
 
 FORMS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
@@ -44,9 +42,6 @@ FORMS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 """Columns of each form of a row, by the kind of rows that a loss reads; the first form that fits."""
 
 _MORE: Final = ("margin", "tools", "chat_template_kwargs", "negative")
-
-_LONGEST: Final = 1024
-"""Tokens at which rows are cut by default."""
 
 _BLOCK: Final = 128
 """Examples that are encoded at a time."""
@@ -188,13 +183,13 @@ def _judged(row: Mapping[str, Any], label: str) -> Group:
 def _query(row: Mapping[str, Any], label: str) -> Group:
     query = "query" if row.get("query") is not None else "anchor"
     negatives = [] if _is_empty(row.get("negative")) else _texts(row["negative"], "negative", label)
-    return Group(label, [_text(row, query, label), _text(row, "positive", label), *negatives], [0.0])
+    return Group(label, [text_of(row, query, label), text_of(row, "positive", label), *negatives], [0.0])
 
 
 def _ranked(row: Mapping[str, Any], label: str) -> Group:
-    query = _text(row, "query", label)
+    query = text_of(row, "query", label)
     if row.get("documents") is None:
-        documents = [_text(row, "positive", label), *_texts(row["negative"], "negative", label)]
+        documents = [text_of(row, "positive", label), *_texts(row["negative"], "negative", label)]
         return Group(label, [(query, each) for each in documents], [1.0] + [0.0] * (len(documents) - 1))
     documents = _texts(row["documents"], "documents", label)
     given = row["labels"]
@@ -223,12 +218,6 @@ def _is_empty(given: Any) -> bool:
     return given is None or (isinstance(given, str) and not given)
 
 
-def _text(row: Mapping[str, Any], name: str, label: str) -> str:
-    if not isinstance(row[name], str):
-        raise DataError(f"{name} of {label} is {kind_in_words(row[name])}; it needs a text.")
-    return str(row[name])
-
-
 def _texts(given: Any, name: str, label: str) -> list[str]:
     found = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple | np.ndarray) else []
     if not found or not all(isinstance(each, str) for each in found):
@@ -246,25 +235,22 @@ def _number(given: Any, name: str, label: str) -> float:
     return found
 
 
-class GroupTokens:
+class GroupTokens(TokenRows):
     """The tokens of all rows of all examples."""
 
     def __init__(self, data: ComparisonData, kind: str, tokenizer: ChatTokenizer, limit: int, paired: int = 0) -> None:
+        super().__init__()
         self.kind, self.limit, self.paired = kind, limit, paired
-        columns = {"ids": np.int32, "learned": bool, "types": np.int32}
-        found = {name: GrowingArray((), np.dtype(dtype)) for name, dtype in columns.items()}
-        sizes: list[int] = []
         counts: list[int] = []
-        self.kept: list[int] = []
         numbers: list[float] = []
         queries: dict[str, int] = {}
-        read = cut = same = 0
+        cut = same = 0
         groups = read_groups(data.source, kind)
         for block in in_blocks(groups, _BLOCK, lambda group: sum(map(_size, group.rows))):
             encoded = iter(self._encoded(tokenizer, [row for group in block for row in group.rows]))
             for group in block:
                 whole = [next(encoded) for _ in group.rows]
-                read += 1
+                self.read += 1
                 is_long = any(len(each.ids) > limit for each, _ in whole)
                 cut += is_long
                 rows = [self._cut(*row) for row in whole]
@@ -277,24 +263,22 @@ class GroupTokens:
                     )
                 same += kind in ("pairs", "rewards") and np.array_equal(rows[0][0], rows[1][0])
                 for row in rows:
-                    for array, values in zip(found.values(), row, strict=True):
-                        array.append(values)
-                    sizes.append(len(row[0]))
+                    self.append(*row)
                 counts.append(len(rows))
-                self.kept.append(read - 1)
+                self.kept.append(self.read - 1)
                 own = group.numbers
                 if kind == "embeddings":  # equal queries are not negatives of each other
                     own = [float(queries.setdefault(str(group.rows[0]), len(queries)))]
                 numbers += own
+        read = self.read
         if not counts:
             few = f"none of the {read:,} rows has an answer within {limit} tokens" if read else "there are no rows"
             raise DataError(f"{data.name} has nothing to learn: {few}.")
         if kind == "judged" and len(counts) < 2:
             raise DataError(f"{data.name} has one row, but kto compares each with another; it needs two at least.")
-        self.read = read
-        self._arrays = {name: array.finish() for name, array in found.items()}
-        self._sizes, self._counts = np.asarray(sizes), np.asarray(counts)
-        self._ends, self._lasts = np.cumsum(self._sizes), np.cumsum(self._counts)
+        self.finish()
+        self._counts = np.asarray(counts)
+        self._lasts = np.cumsum(self._counts)
         self.numbers: Array = np.asarray(numbers, np.float32)
         self.hints = tuple(_hints(data.name, kind, read, cut, read - len(counts), limit))
         if same:
@@ -348,18 +332,13 @@ class GroupTokens:
     @property
     def lengths(self) -> Array:
         """Tokens of the longest row of each example."""
-        return np.maximum.reduceat(self._sizes, self._lasts - self._counts)
+        return np.maximum.reduceat(self.sizes, self._lasts - self._counts)
 
     def rows_of(self, example: int) -> range:
         """Return the indices of the rows of an example."""
         return range(int(self._lasts[example] - self._counts[example]), int(self._lasts[example]))
 
-    def row(self, index: int) -> dict[str, Array]:
-        """Return the ids, types and learned tokens of a row."""
-        own = slice(int(self._ends[index] - self._sizes[index]), int(self._ends[index]))
-        return {name: array[own] for name, array in self._arrays.items()}
-
-    def rows(self, example: int) -> list[dict[str, Array]]:
+    def rows(self, example: int) -> list[TokenRow]:
         """Return the rows of an example; of a judged answer, the prompt with another answer is the second."""
         found = [self.row(index) for index in self.rows_of(example)]
         if self.kind == "judged":
@@ -377,12 +356,9 @@ class GroupTokens:
         start = example - example % size
         return example - 1 if example > start else min(start + size, len(self)) - 1
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *more: Array) -> str:
         """Return an identifier of the content."""
-        found = Fingerprint()
-        for array in (*self._arrays.values(), self._sizes, self._counts, self.numbers):
-            found.add_large_array(array)
-        return found.digest()
+        return super().fingerprint(self._counts, self.numbers)
 
 
 def _size(row: Row | Text) -> int:
@@ -440,40 +416,32 @@ class Comparisons(ExampleSource):
             if fixed is not None and data.max_length is not None and data.max_length > fixed:
                 raise OptionError(f"max_length is {data.max_length}, but the model takes {fixed} tokens.")
             tokenizer = ChatTokenizer.open(data.tokenizer, data.chat_template)
-            limit = data.max_length or fixed or min(_LONGEST, tokenizer.longest or _LONGEST)
+            limit = data.max_length or fixed or min(LONGEST, tokenizer.longest or LONGEST)
             self._tokens = GroupTokens(data, self.kind, tokenizer, limit, self.paired)
             self._padding = tokenizer.encoder.padding
         if need_target:
             self._tokens.check_comparable(self.name)
-        return GroupExamples(self._tokens, specs, fixed, self._padding, self.reference, need_target=need_target)
+        roles = roles_of(specs, _role, inputs="the inputs")
+        return GroupExamples(self._tokens, roles, fixed, self._padding, self.reference, need_target=need_target)
 
 
-class GroupExamples:
-    """Groups of rows of tokens as examples of a `MapDataset`; a batch is padded on the right to its longest row."""
+class GroupExamples(RowExamples):
+    """Groups of rows of tokens as examples."""
+
+    _tokens: GroupTokens
 
     def __init__(
         self,
         tokens: GroupTokens,
-        specs: Sequence[TensorSpec],
+        roles: Mapping[str, str],
         length: int | None,
         padding: int,
         reference: Array | None,
         *,
         need_target: bool,
     ) -> None:
-        self._tokens, self._length, self._padding = tokens, length, padding
-        self._reference, self._need_target = reference, need_target
-        self._roles = {spec.name: _role(spec) for spec in specs}
-        if list(self._roles.values()).count("ids") != 1:
-            shown = ", ".join(f"'{spec.name}'" for spec in specs)
-            raise DataError(f"texts need one model input for token ids, but the inputs are {shown}.")
-        self.columns: dict[str, tuple[str, ...]] = {}
-        self.declared_labels: tuple[str, ...] = ()
-        self.hints = tokens.hints
-        self.lengths = None if length else tokens.lengths
-
-    def __len__(self) -> int:
-        return len(self._tokens)
+        super().__init__(tokens, roles, length, padding, need_target=need_target)
+        self._reference, self.of_tokens = reference, False
 
     def batch(self, rows: Sequence[int]) -> object:
         """Return some examples as inputs by name, and targets."""
@@ -482,22 +450,19 @@ class GroupExamples:
         # A missing document is a row of one token of padding.
         missing = {"ids": np.array([self._padding]), "types": np.zeros(1, int), "learned": np.zeros(1, bool)}
         flat = [row for group in groups for row in (*group, *[missing] * (count - len(group)))]
-        length = self._length or max(len(row["ids"]) for row in flat)
-        labels = padded([np.where(row["learned"], row["ids"], IGNORED) for row in flat], length, IGNORED)
+        length = self._length_of(flat)
+        labels = self._array("labels", flat, length)
         whole = padded([row["ids"] for row in flat], length, IGNORED)
-        of_roles: dict[str, Callable[[], Array]] = {
-            "ids": lambda: padded([row["ids"] for row in flat], length, self._padding),
-            "mask": lambda: padded([np.ones(len(row["ids"])) for row in flat], length, 0),
-            "types": lambda: padded([row["types"] for row in flat], length, 0),
-            "positions": lambda: np.tile(np.arange(length, dtype=np.int32), (len(flat), 1)),
-            "labels": lambda: labels.astype(np.int64),
-            "chosen_labels": lambda: whole[::count].astype(np.int64),
-            "last": lambda: np.array([len(row["ids"]) - 1 for row in flat]),
-        }
         inputs = {}
         for name, role in self._roles.items():
-            array = of_roles[role]()
-            inputs[name] = array if role == "chosen_labels" else array.reshape(len(rows), count, *array.shape[1:])
+            if role == "chosen_labels":
+                inputs[name] = whole[::count].astype(np.int64)
+                continue
+            if role == "last":
+                array = np.array([len(row["ids"]) - 1 for row in flat])
+            else:
+                array = labels if role == "labels" else self._array(role, flat, length)
+            inputs[name] = array.reshape(len(rows), count, *array.shape[1:])
         if not self._need_target:
             return inputs
         return inputs, self._targets(rows, labels, whole, count)
@@ -524,18 +489,6 @@ class GroupExamples:
         reference: Array = self._reference[index]
         return np.concatenate([reference, numbers[:, None]], axis=1) if tokens.kind == "judged" else reference
 
-    def weights_of(self, weights: Array, name: str) -> Array:
-        """Return the weights of the examples that were not left out."""
-        return of_rows(weights, self._tokens.read, name, self._tokens.kept)
-
-    def all_targets(self) -> Array | None:
-        """Return None: reading the examples gives the targets."""
-        return None
-
-    def fingerprint(self) -> str | None:
-        """Return the fingerprint of the rows."""
-        return self._tokens.fingerprint()
-
 
 def _role(spec: TensorSpec) -> str:
     """Return the array of a group that an input [N, k, T] takes."""
@@ -553,13 +506,9 @@ def _role(spec: TensorSpec) -> str:
 
 def holds_comparisons(source: Any, kind: str) -> bool:
     """Return whether a source has rows of texts: a file by its ending, a dataset by the columns of a kind, a list."""
-    if isinstance(source, CsvFile | ParquetFile):
-        return True
-    if isinstance(source, str | os.PathLike):
-        return Path(source).suffix.lower() in TEXT_SUFFIXES
     if isinstance(source, list):
         first = source[0] if source else None
-        return isinstance(first, Mapping) and not any(hasattr(value, "shape") for value in first.values())
+        return isinstance(first, Mapping) and not holds_arrays(first)
     columns = getattr(source, "column_names", None)
     known = {name for form in FORMS[kind] for name in form} - {"label", "labels"}  # those may be targets of arrays
-    return isinstance(columns, list) and not known.isdisjoint(columns)
+    return is_text_file(source) or (isinstance(columns, list) and not known.isdisjoint(columns))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
-
-from onnxtrain.cli.flags import READING, RESULTS
+from onnxtrain.cli.flags import READING, RESULTS, flag, grouped
 from onnxtrain.cli.reader_flags import DataFlags, FitFlags
 from onnxtrain.errors import OptionError
 
@@ -17,27 +15,17 @@ if TYPE_CHECKING:
     from onnxtrain.training.callbacks.progress import Progress
 
 
-@Parameter(name="*", group=READING)
+@grouped(READING)
 @dataclass(frozen=True)
 class TextFlags(DataFlags):
     """Settings of chats and of texts to compare."""
 
-    train_on: Annotated[
-        Literal["answers", "all"],
-        Parameter(help="Chats, with next_token: learn the answers, or all tokens."),
-    ] = "answers"
-    max_length: Annotated[
-        int | None,
-        Parameter(metavar="TOKENS", help="Chats: cut rows at this length.  [default: the model's, or 1024]"),
-    ] = None
-    pack: Annotated[
-        int | None,
-        Parameter(metavar="TOKENS", help="Chats: put several rows into one of this length, kept apart."),
-    ] = None
-    chat_template: Annotated[
-        Path | None,
-        Parameter(metavar="FILE", help="Chats: a template in Jinja.  [default: the tokenizer's]"),
-    ] = None
+    train_on: Literal["answers", "all"] = flag("answers", "Chats, with next_token: learn the answers, or all tokens.")
+    max_length: int | None = flag(
+        None, "Chats: cut rows at this length.  [default: the model's, or 1024]", metavar="TOKENS"
+    )
+    pack: int | None = flag(None, "Chats: put several rows into one of this length, kept apart.", metavar="TOKENS")
+    chat_template: Path | None = flag(None, "Chats: a template in Jinja.  [default: the tokenizer's]", metavar="FILE")
 
     def read(self, path: str, loss: str | None) -> Any:
         """Return chats, texts for ``next_token``, or texts to compare; ``None`` for other data."""
@@ -68,19 +56,16 @@ def _compares_rows(loss: str | None) -> bool:
     return found is not None and issubclass(found, GroupLoss)
 
 
-@Parameter(name="*", group=RESULTS)
+@grouped(RESULTS)
 @dataclass(frozen=True)
 class SampleFlags(FitFlags):
     """Samples of what a language model answers while it is trained."""
 
-    sample: Annotated[
-        list[str] | None,
-        Parameter(negative=(), metavar="PROMPT", help="Show what a language model answers to this. May be repeated."),
-    ] = None
-    sample_every: Annotated[
-        int | None, Parameter(metavar="STEPS", help="Steps between these samples.  [default: an epoch]")
-    ] = None
-    sample_tokens: Annotated[int | None, Parameter(help="Maximum tokens of a sample.  [default: 64]")] = None
+    sample: list[str] | None = flag(
+        None, "Show what a language model answers to this. May be repeated.", metavar="PROMPT"
+    )
+    sample_every: int | None = flag(None, "Steps between these samples.  [default: an epoch]", metavar="STEPS")
+    sample_tokens: int | None = flag(None, "Maximum tokens of a sample.  [default: 64]")
 
     def callbacks(self, reading: DataFlags, shown: Progress) -> list[Callback]:
         """Return the callback that shows the samples, if there are prompts."""

@@ -19,7 +19,7 @@ def register() -> None:
     for name, loss in {"multiple_negatives": "MultipleNegatives", "listnet": "ListNet", "ranknet": "RankNet"}.items():
         register_loss(name, f"{_HERE}.ranking_losses:{loss}")
     for metric in ("chosen", "rejected", "margins", "accuracies"):
-        register_metric(f"rewards/{metric}", f"{_HERE}.rewards:{metric.upper()}")
+        register_metric(f"rewards/{metric}", f"{_HERE}.preference_losses:{metric.upper()}")
     register_callback("samples", f"{_HERE}.samples:Samples")
     register_flags("texts", f"{_HERE}.flags:TextFlags", of="data")
     register_flags("samples", f"{_HERE}.flags:SampleFlags", of="fit")

@@ -1,9 +1,11 @@
-"""Preference losses of language models, and the loss of reward models, on pairs of answers or judged answers."""
+"""Losses and metrics of preferences between answers: of language models, and of reward models."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 import onnx_ir as ir
@@ -13,11 +15,11 @@ from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
-from onnxtrain.losses.base import TargetKind, examples, node_rank
+from onnxtrain.losses.base import TargetKind, check_above_zero, examples, node_rank, softplus
 from onnxtrain.losses.chunks import check_chunk
-from onnxtrain.losses.groups import GroupLoss, Rows, check_above_zero
+from onnxtrain.losses.groups import GroupLoss, Rows
 from onnxtrain.lowering.training_info.recipe import LossTerms, free_names
-from onnxtrain.metrics.base import MetricInput
+from onnxtrain.metrics.base import LossMetric, MetricInput, NamedMetric
 
 Rewards = tuple[np.ndarray, np.ndarray]
 """Rewards of chosen and of rejected answers."""
@@ -40,13 +42,6 @@ class PreferenceLoss(GroupLoss):
 def column(op: Builder, value: Value, index: int) -> Value:
     """Emit one column [N] of a value [N, k]."""
     return op.Gather(value, op.constant(index), axis=1).with_shape((value.shape or (None,))[:1])
-
-
-def softplus(op: Builder, x: Value) -> Value:
-    """Emit log(1 + exp(x)), which is -log sigmoid(-x), of a vector, without overflow."""
-    columns = op.Concat(*(op.Unsqueeze(each, op.ints(1)) for each in (op.zeros_like(x), x)), axis=1)
-    found = op.Gather(op.LogSoftmax(columns, axis=1), op.constant(0), axis=1)
-    return -found.with_shape(x.shape)
 
 
 def mean_of_examples(op: Builder, terms: Value, weights: Value | None) -> LossTerms:
@@ -359,3 +354,49 @@ def scores(rows: Rows, loss: str, name: str) -> Value:
         flat = op.reshape(output, [-1], known=shape[:1]) if rank == 2 else output
         found = rows.group(flat)
     return named(rows, found, name)
+
+
+_State = tuple[float, float, float, float, float]
+"""Sums of the chosen and the rejected rewards, their counts, and the number of pairs in the right order."""
+
+
+def reward_metric(metric_input: MetricInput, name: str) -> NamedMetric:
+    """Return a metric of rewards for a loss."""
+    rewards = metric_input.rewards
+    if rewards is None:
+        raise OptionError(
+            f"The metric {name} is for preferences, but the loss {metric_input.loss} has no rewards; it goes with dpo, "
+            "orpo, kto and reward."
+        )
+    if name == "rewards/accuracies" and not metric_input.pairs:
+        raise OptionError(
+            f"The metric {name} compares the answers of a pair, but the loss {metric_input.loss} has single ones; "
+            "measure rewards/margins."
+        )
+    return NamedMetric(name, lambda y_true, y_pred: _measured(*rewards(y_true, y_pred)), _added, _VALUES[name])
+
+
+def _measured(chosen: np.ndarray, rejected: np.ndarray) -> _State:
+    right = float(np.count_nonzero(chosen > rejected)) if len(chosen) == len(rejected) else 0.0
+    return float(chosen.sum()), float(rejected.sum()), float(len(chosen)), float(len(rejected)), right
+
+
+def _added(one: _State, other: _State) -> _State:
+    first, second, third, fourth, fifth = (a + b for a, b in zip(one, other, strict=True))
+    return first, second, third, fourth, fifth
+
+
+def _mean(total: float, count: float) -> float:
+    return total / count if count else float("nan")
+
+
+_VALUES: Final[dict[str, Callable[[_State], float]]] = {
+    "rewards/chosen": lambda state: _mean(state[0], state[2]),
+    "rewards/rejected": lambda state: _mean(state[1], state[3]),
+    "rewards/margins": lambda state: _mean(state[0], state[2]) - _mean(state[1], state[3]),
+    "rewards/accuracies": lambda state: _mean(state[4], state[2]),
+}
+
+CHOSEN, REJECTED, MARGINS, ACCURACIES = (LossMetric(functools.partial(reward_metric, name=name)) for name in _VALUES)
+"""Mean reward of chosen and of rejected answers, their difference, and the share of pairs in which the chosen one has
+the higher reward."""

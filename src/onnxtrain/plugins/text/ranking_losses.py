@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxtrain.data.target_checks import LabelCheck, RelevanceCheck, TargetCheck
 from onnxtrain.errors import DataError, OptionError
@@ -15,10 +14,10 @@ from onnxtrain.errors.formatting import plural
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
-from onnxtrain.losses.base import TargetForm, TargetKind, node_rank
-from onnxtrain.losses.groups import GroupLoss, Rows, check_above_zero
+from onnxtrain.losses.base import TargetForm, TargetKind, check_above_zero, node_rank, softplus
+from onnxtrain.losses.groups import GroupLoss, Rows
 from onnxtrain.lowering.training_info.recipe import LossTerms
-from onnxtrain.plugins.text.preference_losses import mean_of_examples, named, scores, softplus
+from onnxtrain.plugins.text.preference_losses import mean_of_examples, named, scores
 
 _FAR = 1e9
 
@@ -61,10 +60,6 @@ class MultipleNegatives(GroupLoss):
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return [N]."""
         return (prediction.shape or (None,))[:1]
-
-    def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """Return int64."""
-        return ir.DataType.INT64
 
     def form_of(
         self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
@@ -209,7 +204,7 @@ class RankNet(RankingLoss):
         better = op.Greater(op.Unsqueeze(target, op.ints(2)), op.Unsqueeze(target, op.ints(1)))
         pairs = op.cast(better, prediction.dtype) * both  # [N, a, b]
         apart = op.Unsqueeze(prediction, op.ints(1)) - op.Unsqueeze(prediction, op.ints(2))  # s_b - s_a
-        terms = op.Reshape(softplus(op, op.reshape(apart, [-1], known=(None,))), op.Shape(apart)) * pairs
+        terms = softplus(op, apart) * pairs
         if weights is not None:
             terms = terms * op.reshape(weights, [-1, 1, 1])
         count = op.ReduceSum(pairs, keepdims=0).with_shape(())

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
 
 from onnxtrain.data import Dataset
 from onnxtrain.data.conversion import is_array_like
 from onnxtrain.data.map_dataset import is_stream
+from onnxtrain.data.opening import open_dataset
 from onnxtrain.errors import DataError
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.groups import GroupLoss
+from onnxtrain.runtime.states import new_states
+from onnxtrain.training.prepare import prepare
+from onnxtrain.training.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
+    from onnxtrain.plugins.text.chat_data import ChatData
+    from onnxtrain.plugins.text.comparison_data import ComparisonData, Comparisons
+    from onnxtrain.training.config import TrainingConfig
     from onnxtrain.training.data_adapter import Reading
+
+_Texts = TypeVar("_Texts", "ChatData", "ComparisonData")
+
+_BATCH_SIZE: Final = 8
+"""Examples of a prediction of the reference."""
 
 
 def read_texts(source: Any, reading: Reading) -> Any:
@@ -26,8 +40,9 @@ def read_texts(source: Any, reading: Reading) -> Any:
         source = _with_listed_rows(source, loss)
     if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
         return source
-    from onnxtrain.plugins.text.chat_data import ChatData, with_texts  # a single step does not need file readers
+    from onnxtrain.plugins.text.chat_data import ChatData  # a single step does not need file readers
     from onnxtrain.plugins.text.comparison_data import ComparisonData
+    from onnxtrain.plugins.text.rows import holds_texts, is_json_lines
 
     if isinstance(loss, GroupLoss):
         return _with_comparisons(source, loss, reading)
@@ -37,16 +52,20 @@ def read_texts(source: Any, reading: Reading) -> Any:
             f"{source.name} holds texts to compare, but the loss {shown}; use dpo, orpo, kto, reward, "
             "multiple_negatives, listnet or ranknet."
         )
-    found = with_texts(source, reading.folder, rows=isinstance(loss, NextToken))
-    if not isinstance(found, ChatData) or loss is None or isinstance(loss, NextToken | CustomLoss):
-        return found
+    if not isinstance(source, ChatData):
+        if not (holds_texts if isinstance(loss, NextToken) else is_json_lines)(source):
+            return source
+        source = ChatData(source)
+    source = _with_tokenizer(source, reading)
+    if loss is None or isinstance(loss, NextToken | CustomLoss):
+        return source
     reads = "predictions with other targets than tokens"
     if isinstance(loss, SoftmaxCrossEntropy):
         reads = "the logits at each token with this token"
     raise DataError(
-        f"{found.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
+        f"{source.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
         "logits at a token with the next one, or a loss of your own."
-    ).about(found.name, got=loss.name)
+    ).about(source.name, got=loss.name)
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
@@ -60,15 +79,10 @@ def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
     from onnxtrain.plugins.text.rows import is_row
 
     first = [*itertools.islice(source, 1)]
-    again = _joined(first, source) if is_iterator else source
+    again = itertools.chain(first, source) if is_iterator else source
     if first and is_row(first[0], FORMS[loss.texts] if isinstance(loss, GroupLoss) else OF_CHATS):
         return [*again]
     return given if is_stream(given) else again
-
-
-def _joined(first: Iterable[Any], rest: Iterable[Any]) -> Iterator[Any]:
-    yield from first
-    yield from rest
 
 
 def _with_comparisons(source: Any, loss: GroupLoss, reading: Reading) -> Any:
@@ -82,12 +96,28 @@ def _with_comparisons(source: Any, loss: GroupLoss, reading: Reading) -> Any:
         if not holds_comparisons(source, loss.texts):
             return source
         source = ComparisonData(source)
-    if source.tokenizer is None and reading.folder is not None:
-        source = dataclasses.replace(source, tokenizer=reading.folder)
-    found = Comparisons(source, loss.texts, has_reference=loss.has_reference)
+    found = Comparisons(_with_tokenizer(source, reading), loss.texts, has_reference=loss.has_reference)
     if not loss.has_reference or reading.config is None:
         return found
-    from onnxtrain.plugins.text.reference_model import predict_reference
-
     found.paired = reading.paired
-    return found.with_reference(predict_reference(reading.config, found))
+    return found.with_reference(_predict_reference(reading.config, found))
+
+
+def _with_tokenizer(source: _Texts, reading: Reading) -> _Texts:
+    """Return texts with the tokenizer in the folder of the model if they name none."""
+    if source.tokenizer is None and reading.folder is not None:
+        return dataclasses.replace(source, tokenizer=reading.folder)
+    return source
+
+
+def _predict_reference(config: TrainingConfig, source: Comparisons) -> np.ndarray:
+    """Predict what a loss compares with the model before training: the file's, with an adapter to continue."""
+    from onnxtrain.training.inference.evaluation import Evaluator
+
+    lora = config.lora if getattr(config.lora, "adapter", None) is not None else None
+    plain = dataclasses.replace(config, lora=lora, qat=False, train=None, freeze=("*",), groups=())
+    objective = prepare(plain, modes=Modes(), copies=(), table=())
+    dataset = open_dataset(source, objective.inputs, need_target=False, validate=False)
+    evaluator = Evaluator(objective, new_states({}, config.runtime), config.runtime)
+    (found,) = evaluator.predict(dataset, _BATCH_SIZE).values()
+    return found

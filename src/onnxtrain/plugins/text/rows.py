@@ -73,12 +73,12 @@ class Row:
             raise DataError(f"chat_template_kwargs of {label} is {kind_in_words(options)}; it needs names and values.")
         by_template: dict[str, Any] = {"tools": tools or None, "options": options}
         if form == ("text",):
-            return cls(label, _text(columns, "text", label))
+            return cls(label, text_of(columns, "text", label))
         if form == ("messages",):
             return cls(label, messages=_messages(columns, "messages", label), **by_template)
         if form == ("instruction", "output"):
-            task, answer = (_text(columns, name, label) for name in form)
-            more = _text(columns, "input", label) if columns.get("input") else ""
+            task, answer = (text_of(columns, name, label) for name in form)
+            more = text_of(columns, "input", label) if columns.get("input") else ""
             question = f"{task}\n\n{more}" if more else task
             chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             return cls(label, messages=chat, prompt=1, **by_template)
@@ -106,7 +106,8 @@ def forms_in_words(forms: Sequence[Sequence[str]]) -> str:
     return ", or ".join(shown)
 
 
-def _text(columns: Mapping[str, Any], name: str, label: str) -> str:
+def text_of(columns: Mapping[str, Any], name: str, label: str) -> str:
+    """Return the text in a column of a row."""
     if not isinstance(columns[name], str):
         raise DataError(f"{name} of {label} is {kind_in_words(columns[name])}; it needs a text.")
     return str(columns[name])
@@ -165,20 +166,23 @@ def is_json_lines(source: Any) -> bool:
     return isinstance(source, str | os.PathLike) and Path(source).suffix.lower() in JSON_SUFFIXES
 
 
-def holds_texts(source: Any) -> bool:
-    """Return whether a source has the columns of a form of rows: a file by its ending, a dataset by its columns."""
-    if isinstance(source, CsvFile | ParquetFile):
-        return True
+def is_text_file(source: Any) -> bool:
+    """Return whether a source is a reader of tables, or the path of a file of texts by its ending."""
     if isinstance(source, str | os.PathLike):
         return Path(source).suffix.lower() in TEXT_SUFFIXES
+    return isinstance(source, CsvFile | ParquetFile)
+
+
+def holds_texts(source: Any) -> bool:
+    """Return whether a source has the columns of a form of rows: a file by its ending, a dataset by its columns."""
     if is_hugging_face(source) and not isinstance(source, dict):
-        return _form_of(source.column_names or ()) is not None
-    return isinstance(source, list) and bool(source) and is_row(source[0], FORMS)
+        return any(set(source.column_names or ()).issuperset(form) for form in FORMS)
+    return is_text_file(source) or (isinstance(source, list) and bool(source) and is_row(source[0], FORMS))
 
 
 def is_row(first: Any, forms: Sequence[Sequence[str]]) -> bool:
     """Return whether the first item of data is a row of texts: it has the columns of a form, a text, or messages."""
-    if not isinstance(first, Mapping) or _is_arrays(first):
+    if not isinstance(first, Mapping) or holds_arrays(first):
         return False
     texts = any(isinstance(value, str) or _is_chat(value) for value in first.values())
     return texts or any(set(first).issuperset(form) for form in forms)
@@ -188,13 +192,9 @@ def _is_chat(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
 
 
-def _is_arrays(row: Mapping[str, Any]) -> bool:
+def holds_arrays(row: Mapping[str, Any]) -> bool:
+    """Return whether a row holds arrays."""
     return any(hasattr(value, "shape") for value in row.values())
-
-
-def _form_of(columns: Iterable[str]) -> tuple[str, ...] | None:
-    known = set(columns)
-    return next((form for form in FORMS if known.issuperset(form)), None)
 
 
 def read_rows(source: Any) -> Iterator[Row]:

@@ -7,6 +7,7 @@ with ``break`` and ``continue``, ``raise_exception``, ``strftime_now``, a ``tojs
 
 import datetime
 import json
+import os.path
 import re
 import secrets
 from typing import Any
@@ -167,8 +168,7 @@ class Renderer:
 
 def _shared(one: str, other: str) -> str:
     """Return what two texts begin with."""
-    size = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:size]
+    return os.path.commonprefix([one, other])  # noqa: RUF071 - they are no paths
 
 
 def _last_line(message: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +71,6 @@ def find_hints(
     *,
     batch_norm: str = "frozen",
     dropout: bool = False,
-    undecided: Sequence[str] = (),
     dropped: Sequence[str] = (),
     unstopped: Sequence[str] = (),
     table: Sequence[Initializer] = (),
@@ -82,7 +81,7 @@ def find_hints(
     """Find all hints about a model."""
     return [
         *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
-        *_undecided(undecided),
+        *_undecided([row.name for row in table if row.undecided]),
         *_constants(table),
         *_doubtful(table),
         *_dropped(dropped),
@@ -105,20 +104,15 @@ def find_hints(
     ]
 
 
-def _two_bits(model: ir.Model) -> list[Hint]:
-    names = mixed_two_bits(model.graph)
-    if not names:
-        return []
-    return [
-        Hint(
+def _two_bits(model: ir.Model) -> Iterator[Hint]:
+    if names := mixed_two_bits(model.graph):
+        yield Hint(
             f"ONNX Runtime 1.32 computes matmuls with {len(names)} weights of 2 bits wrongly ({', '.join(names[:2])}"
             f"{', ...' if len(names) > 2 else ''}), whose columns are no multiple of 4. Sessions of onnxtrain avoid "
-            "this; "
-            'other sessions of the file need the entry "session.disable_quant_qdq" with the value "1", which '
+            'this; other sessions of the file need the entry "session.disable_quant_qdq" with the value "1", which '
             "SessionOptions.add_session_config_entry sets.",
             False,
         )
-    ]
 
 
 def warn_of(hints: Iterable[Hint]) -> None:
@@ -140,18 +134,15 @@ _OWN = (__name__.partition(".")[0], "contextlib")
 """Packages whose frames are skipped: this one, and contextlib, whose decorators its functions use."""
 
 
-def _undecided(names: Sequence[str]) -> list[Hint]:
-    if not names:
-        return []
-    one = len(names) == 1
-    return [
-        Hint(
+def _undecided(names: Sequence[str]) -> Iterator[Hint]:
+    if names:
+        one = len(names) == 1
+        yield Hint(
             f"{listed(names)} {'is' if one else 'are'} not trained: neither use nor name shows that "
             f"{'it is' if one else 'they are'} learned. {_train(names)}, and freeze={_quoted(names[0])} keeps "
             f"{'it' if one else 'the first'} without this hint.",
             surprising=True,
         )
-    ]
 
 
 def _train(names: Sequence[str]) -> str:
@@ -165,7 +156,7 @@ def _quoted(name: str) -> str:
     return repr(name) if {*name} & {*'"\\'} else f'"{name}"'
 
 
-def _constants(table: Sequence[Initializer]) -> list[Hint]:
+def _constants(table: Sequence[Initializer]) -> Iterator[Hint]:
     """Name the tensors that are constants by their values, by kind."""
     kinds: dict[str, list[str]] = {}
     for row in table:
@@ -173,170 +164,145 @@ def _constants(table: Sequence[Initializer]) -> list[Hint]:
             kinds.setdefault(row.reason.removesuffix(BY_VALUES), []).append(row.name)
     names = [name for group in kinds.values() for name in group]
     if not names:
-        return []
+        return
     groups = "; ".join(f"{listed(group)} ({kind})" for kind, group in kinds.items())
     count = _several(names, "1 tensor is", f"{len(names)} tensors are")
     text = f"{count} not trained, by {_several(names, 'its', 'their')} values: {groups}. {_train(names)}."
-    return [Hint(text, surprising=False)]
+    yield Hint(text, surprising=False)
 
 
-def _doubtful(table: Sequence[Initializer]) -> list[Hint]:
+def _doubtful(table: Sequence[Initializer]) -> Iterator[Hint]:
     """Name trained parameters that hold what programs seldom train: the file says no more than that they are some."""
     rows = [row for row in table if row.trainable and row.doubt]
     if not rows:
-        return []
+        return
     names = [row.name for row in rows]
-    return [
-        Hint(
-            f"The file declares {listed(names)} as {_several(names, 'a parameter', 'parameters')}, which "
-            f"{_several(names, 'is', 'are')} trained, but the values are those of a constant ({rows[0].doubt}). If the "
-            f"program does not train {_several(names, 'it', 'them')} (requires_grad=False), give "
-            f"freeze={_quoted(names[0])}.",
-            surprising=False,
-        )
-    ]
+    yield Hint(
+        f"The file declares {listed(names)} as {_several(names, 'a parameter', 'parameters')}, which "
+        f"{_several(names, 'is', 'are')} trained, but the values are those of a constant ({rows[0].doubt}). If the "
+        f"program does not train {_several(names, 'it', 'them')} (requires_grad=False), give "
+        f"freeze={_quoted(names[0])}.",
+        surprising=False,
+    )
 
 
 def _several(names: Sequence[str], one: str, more: str) -> str:
     return one if len(names) == 1 else more
 
 
-def _dropped(names: Sequence[str]) -> list[Hint]:
-    if not names:
-        return []
-    one = len(names) == 1
-    return [
-        Hint(
+def _dropped(names: Sequence[str]) -> Iterator[Hint]:
+    if names:
+        one = len(names) == 1
+        yield Hint(
             f"The exporter left out {len(names)} bias{'' if one else 'es'} that {'was' if one else 'were'} zero "
             f"({listed(names)}): {'it is' if one else 'they are'} not in the file and cannot be trained. "
             "torch.onnx.export(..., optimize=False) keeps them.",
             surprising=True,
         )
-    ]
 
 
-def _folded(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
+def _folded(model: ir.Model, table: Sequence[Initializer]) -> Iterator[Hint]:
     """Name initializers that the exporter computed from parameters by more than another layout."""
     values = model.graph.initializers
     rows = [row for row in table if row.name in values and row.reason not in (FROZEN, NOT_NAMED)]
     found = {row: sources for row in rows if (sources := folded_parameters(values[row.name]))}
     if not found:
-        return []
+        return
     lost = list(dict.fromkeys(source for sources in found.values() for source in sources))
     trained = [row.name for row in found if row.trainable]
     one = len(lost) == 1
     missing = "parameter is" if one else "parameters are"
     directly = f"; a training changes {listed(trained)} directly, other than PyTorch's" if trained else ""
-    return [
-        Hint(
-            f"The exporter computed {listed([row.name for row in found])} from the parameter{'' if one else 's'} "
-            f"{listed(lost)} and stored the result{'' if len(found) == 1 else 's'}: the {missing} "
-            f"not in the file and cannot be trained{directly}. torch.onnx.export(..., optimize=False) keeps "
-            f"{'it' if one else 'them'}.",
-            surprising=True,
-        )
-    ]
+    yield Hint(
+        f"The exporter computed {listed([row.name for row in found])} from the parameter{'' if one else 's'} "
+        f"{listed(lost)} and stored the result{'' if len(found) == 1 else 's'}: the {missing} "
+        f"not in the file and cannot be trained{directly}. torch.onnx.export(..., optimize=False) keeps "
+        f"{'it' if one else 'them'}.",
+        surprising=True,
+    )
 
 
-def _folded_scales(table: Sequence[Initializer]) -> list[Hint]:
+def _folded_scales(table: Sequence[Initializer]) -> Iterator[Hint]:
     """Name scales of batch normalization that tf2onnx divided by the deviation."""
-    names = [row.name for row in table if row.trainable and gives("scale", row.name)]
-    if not names:
-        return []
-    several = len(names) > 1
-    return [
-        Hint(
+    if names := [row.name for row in table if row.trainable and gives("scale", row.name)]:
+        several = len(names) > 1
+        yield Hint(
             f"tf2onnx computed {listed(names)} from the scale{'s' if several else ''} and the running variance"
             f"{'s' if several else ''} of batch normalization, and a shift from the rest. A training changes "
             "these directly, so that its steps differ from Keras's.",
             surprising=False,
         )
-    ]
 
 
-def _computed(table: Sequence[Initializer]) -> list[Hint]:
+def _computed(table: Sequence[Initializer]) -> Iterator[Hint]:
     """Name trained values that paddle2onnx or tf2onnx computed, of which it records no more than the operator."""
-    names = [row.name for row in table if row.trainable and gives("computed", row.name)]
-    if not names:
-        return []
-    one = len(names) == 1
-    return [
-        Hint(
+    if names := [row.name for row in table if row.trainable and gives("computed", row.name)]:
+        one = len(names) == 1
+        yield Hint(
             f"The exporter computed {listed(names)} from other tensors of the program and stored the "
             f"result{'' if one else 's'}. A training changes {'it' if one else 'these'} directly, other than the "
             f'program would change its parameters; freeze="{names[0]}" keeps {"it" if one else "the first"}.',
             surprising=True,
         )
-    ]
 
 
-def _without_biases(model: ir.Model) -> list[Hint]:
+def _without_biases(model: ir.Model) -> Iterator[Hint]:
     """Say that no layer of a file of tf2onnx has a bias: it leaves out biases of zeros, as of untrained networks."""
     weights = [value for name, value in model.graph.initializers.items() if gives("variable", name)]
     layers = [node for value in weights for node, _ in arrivals(value) if node.op_type in (*_BIASES, "MatMul")]
     if not layers or any(gives("added", name) for name in model.graph.initializers) or any(map(_has_bias, layers)):
-        return []
-    return [
-        Hint(
-            "No layer of this TensorFlow file has a bias. tf2onnx leaves out biases of zeros, such as those of an "
-            "untrained network, and they cannot be trained: if the program has some, give them small numbers before "
-            "the export.",
-            surprising=True,
-        )
-    ]
+        return
+    yield Hint(
+        "No layer of this TensorFlow file has a bias. tf2onnx leaves out biases of zeros, such as those of an "
+        "untrained network, and they cannot be trained: if the program has some, give them small numbers before "
+        "the export.",
+        surprising=True,
+    )
 
 
-def _lost(model: ir.Model, dropped: Sequence[str]) -> list[Hint]:
+def _lost(model: ir.Model, dropped: Sequence[str]) -> Iterator[Hint]:
     """Name parameters without a trace in the file; not surprising for weights and biases, of layers without use."""
     names = [name for name in lost_parameters(model.graph) if name not in dropped]
     norms = folded_norms(model.graph, names)
     others = [name for name in names if name.rpartition(".")[0] not in norms]
-    hints = []
     if norms:
-        hints.append(
+        yield Hint(
             f"The exporter folded batch normalization ({listed(norms)}) into the weights before it: its scales and "
-            f"biases are not in the file and cannot be trained. {_KEEP_BATCH_NORM}."
+            f"biases are not in the file and cannot be trained. {_KEEP_BATCH_NORM}.",
+            surprising=False,
         )
     if others:
         one = len(others) == 1
-        hints.append(
+        yield Hint(
             f"The file lacks {len(others)} parameter{'' if one else 's'} of the PyTorch program ({listed(others)}): no "
             f"output of the file needs {'it' if one else 'them'}, or the exporter left the node out, as it does for "
-            "factors of one and terms of zero. torch.onnx.export(..., optimize=False) keeps what the outputs need."
+            "factors of one and terms of zero. torch.onnx.export(..., optimize=False) keeps what the outputs need.",
+            surprising=any(last_word(name) not in ("weight", "bias") for name in others),
         )
-    surprising = any(last_word(name) not in ("weight", "bias") for name in others)
-    return [Hint(text, surprising=surprising and text is hints[-1]) for text in hints]
 
 
-def _renormed(model: ir.Model) -> list[Hint]:
-    names = renormed_tables(model.graph)
-    if not names:
-        return []
-    return [
-        Hint(
+def _renormed(model: ir.Model) -> Iterator[Hint]:
+    if names := renormed_tables(model.graph):
+        yield Hint(
             f"{listed(names)} {'has' if len(names) == 1 else 'have'} max_norm: PyTorch rescales the rows in place at "
             "every lookup and trains them. A step only computes with rescaled rows, and trains none of them. Without "
             "max_norm they are trained.",
             surprising=True,
         )
-    ]
 
 
-def _unstopped(names: Sequence[str]) -> list[Hint]:
-    if not names:
-        return []
-    one = len(names) == 1
-    return [
-        Hint(
+def _unstopped(names: Sequence[str]) -> Iterator[Hint]:
+    if names:
+        one = len(names) == 1
+        yield Hint(
             f"The PyTorch program detaches inputs of {listed(names)}, but the exporter changed the "
             f"{'node' if one else 'nodes'}, so that it is not known which inputs: gradients pass them all. "
             "torch.onnx.export(..., optimize=False) keeps the nodes.",
             surprising=True,
         )
-    ]
 
 
-def _quantized(model: ir.Model, table: Sequence[Initializer], *, qat: bool, straight_through: bool) -> list[Hint]:
+def _quantized(model: ir.Model, table: Sequence[Initializer], *, qat: bool, straight_through: bool) -> Iterator[Hint]:
     """Return a hint on how much of a quantized model is not trained."""
     rows = {row.name for row in table}
     integers = {name: size for name, size in quantized_weights(model.graph).items() if name in rows}  # not frozen ones
@@ -354,7 +320,7 @@ def _quantized(model: ir.Model, table: Sequence[Initializer], *, qat: bool, stra
         listed = ", ".join(list(integers)[:3]) + (", ..." if len(integers) > 3 else "")
         parts.append(f"{untrained:,} of {total:,} elements of its weights are integers ({listed}) and not trained")
     if not parts:
-        return []
+        return
     advice = []
     if not qat:
         advice.append(f"qat=True trains {'the quantized weights' if trains_integers(model.graph) else 'their scales'}")
@@ -363,10 +329,10 @@ def _quantized(model: ir.Model, table: Sequence[Initializer], *, qat: bool, stra
     if counts["MatMulNBits"]:
         advice.append("lora= trains adapters beside them")
     told = f" {'; '.join(advice)}." if advice else ""
-    return [Hint(f"{text}: {'; '.join(parts)}.{told}", surprising=True)]
+    yield Hint(f"{text}: {'; '.join(parts)}.{told}", surprising=True)
 
 
-def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
+def _shared(model: ir.Model, parameters: Sequence[str]) -> Iterator[Hint]:
     kinds: dict[tuple[bool, bool], list[str]] = {}
     for name, readers in shared_parameters(model, parameters).items():
         value = model.graph.initializers[name]
@@ -377,13 +343,11 @@ def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
         merged = tensor is not None and has_one_value(np.asarray(tensor.numpy())) and not _is_unrolled(read)
         moved = any(is_statistic(node.op_type, index) for node, index in read)
         kinds.setdefault((merged, moved), []).append(f"{name} is shared by {readers}")
-    found = []
     for (merged, moved), shared in kinds.items():
         advice = "; if an exporter merged equal values, untie=True gives each its own" if merged else ""
         also = " A running statistic of batch normalization is among them and moves with the rest." if moved else ""
         # Trained values are not equal by chance: the model shares them on purpose.
-        found.append(Hint(f"{listed(shared)}: training ties them{advice}.{also}", surprising=moved or merged))
-    return found
+        yield Hint(f"{listed(shared)}: training ties them{advice}.{also}", surprising=moved or merged)
 
 
 def _is_unrolled(readers: Sequence[Reader]) -> bool:
@@ -403,143 +367,112 @@ def _matrix(reader: Reader) -> ir.Value | None:
     return None
 
 
-def _copied(copies: Sequence[Copy]) -> list[Hint]:
+def _copied(copies: Sequence[Copy]) -> Iterator[Hint]:
     if not copies:
-        return []
+        return
     shown = [
         f"{copy.name} holds the same values as {copy.original}{', transposed' if copy.transposed else ''}"
         for copy in copies
     ]
-    return [
-        Hint(
-            f"{listed(shown)}, and they are trained separately; if the model ties them, tie=True keeps them equal.",
-            surprising=True,
-        )
-    ]
+    yield Hint(
+        f"{listed(shown)}, and they are trained separately; if the model ties them, tie=True keeps them equal.",
+        surprising=True,
+    )
 
 
-def _batch_norm(layers: LayerCounts, mode: str) -> list[Hint]:
+def _batch_norm(layers: LayerCounts, mode: str) -> Iterator[Hint]:
     count, nested = layers.batch_norms, layers.nested_batch_norms
     if mode != "frozen":
         if not count:
-            return [
-                Hint(
-                    f'batch_norm="{mode}" has nothing to train: the model has no BatchNormalization node. Exporters '
-                    f"fold it into the weights before it; {_KEEP_BATCH_NORM}.",
-                    surprising=True,
-                )
-            ]
+            yield Hint(
+                f'batch_norm="{mode}" has nothing to train: the model has no BatchNormalization node. Exporters '
+                f"fold it into the weights before it; {_KEEP_BATCH_NORM}.",
+                surprising=True,
+            )
         if nested:
-            return [
-                Hint(
-                    f'batch_norm="{mode}" leaves {_nodes(nested, "BatchNormalization")} in bodies of If, Loop or Scan '
-                    f"frozen: {_its(nested)} statistics cannot be updated from there.",
-                    surprising=True,
-                )
-            ]
-        return []
-    if not count:
-        return []
-    training = layers.normalizing_batches
-    found = [
-        Hint(
+            yield Hint(
+                f'batch_norm="{mode}" leaves {_nodes(nested, "BatchNormalization")} in bodies of If, Loop or Scan '
+                f"frozen: {_its(nested)} statistics cannot be updated from there.",
+                surprising=True,
+            )
+        return
+    if count:
+        yield Hint(
             f"{_nodes(count, 'BatchNormalization')} {_verb(count, 'keep')} {_its(count)} statistics frozen; "
             'batch_norm="train" trains with batch statistics and writes the running ones back.',
             surprising=False,
         )
-    ]
-    if training:
-        found.append(
-            Hint(
-                f"The file sets {_nodes(training, 'BatchNormalization')} to training mode; training and evaluation "
-                f"here use {_its(training)} running statistics, but the saved file stays in training mode.",
-                surprising=True,
-            )
+    if training := layers.normalizing_batches:
+        yield Hint(
+            f"The file sets {_nodes(training, 'BatchNormalization')} to training mode; training and evaluation "
+            f"here use {_its(training)} running statistics, but the saved file stays in training mode.",
+            surprising=True,
         )
-    return found
 
 
-def _frozen_norms(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
+def _frozen_norms(model: ir.Model, table: Sequence[Initializer]) -> Iterator[Hint]:
     frozen = {row.name for row in table if row.reason == FROZEN}
     norms = [
         node
         for node in all_nodes(model.graph)
         if is_batch_norm(node) and not {v and v.name for v in node.inputs[1:3]} - frozen
     ]
-    if not norms:
-        return []
-    return [
-        Hint(
+    if norms:
+        yield Hint(
             f"freeze keeps the weights of {_nodes(len(norms), 'BatchNormalization')}, but {_its(len(norms))} batch "
             'statistics are used and written, as in PyTorch; batch_norm="frozen" keeps the statistics of all nodes.',
             surprising=False,
         )
-    ]
 
 
-def _dropout(layers: LayerCounts, *, drop: bool) -> list[Hint]:
+def _dropout(layers: LayerCounts, *, drop: bool) -> Iterator[Hint]:
     count, nested, dropping = layers.dropouts, layers.nested_dropouts, layers.dropping
-    found = []
     if drop and nested:
-        found.append(
-            Hint(
-                f"{_nodes(nested, 'Dropout')} in bodies of If, Loop or Scan {_verb(nested, 'do')} nothing: the "
-                "gradient recomputes a body and would drop other elements.",
-                surprising=True,
-            )
+        yield Hint(
+            f"{_nodes(nested, 'Dropout')} in bodies of If, Loop or Scan {_verb(nested, 'do')} nothing: the "
+            "gradient recomputes a body and would drop other elements.",
+            surprising=True,
         )
     if drop and not count:
-        found.append(
-            Hint(
-                "dropout=True has nothing to drop: the model has no Dropout node. Exporters leave it out of a model in "
-                f"evaluation mode; {_KEEP_DROPOUT}.",
-                surprising=True,
-            )
+        yield Hint(
+            "dropout=True has nothing to drop: the model has no Dropout node. Exporters leave it out of a model in "
+            f"evaluation mode; {_KEEP_DROPOUT}.",
+            surprising=True,
         )
     if count and not drop:
-        found.append(
-            Hint(
-                f"{_nodes(count, 'Dropout')} {_verb(count, 'do')} nothing; "
-                f"dropout=True lets {'it' if count == 1 else 'them'} drop.",
-                surprising=False,
-            )
+        yield Hint(
+            f"{_nodes(count, 'Dropout')} {_verb(count, 'do')} nothing; "
+            f"dropout=True lets {'it' if count == 1 else 'them'} drop.",
+            surprising=False,
         )
     where = "evaluation here does" if drop else "training and evaluation here do"
     if dropping:
-        found.append(
-            Hint(
-                f"The file sets {_nodes(dropping, 'Dropout')} to training mode; {where} not drop, but the saved file "
-                "stays in training mode.",
-                surprising=not drop,
-            )
+        yield Hint(
+            f"The file sets {_nodes(dropping, 'Dropout')} to training mode; {where} not drop, but the saved file "
+            "stays in training mode.",
+            surprising=not drop,
         )
     if layers.undecided:
-        found.append(
-            Hint(
-                f"The file lets a value decide whether {_nodes(layers.undecided, 'Dropout')} "
-                f"{_verb(layers.undecided, 'drop')}; {where} not ask it.",
-                surprising=False,
-            )
+        yield Hint(
+            f"The file lets a value decide whether {_nodes(layers.undecided, 'Dropout')} "
+            f"{_verb(layers.undecided, 'drop')}; {where} not ask it.",
+            surprising=False,
         )
-    return found
 
 
-def _random(operators: Sequence[str]) -> list[Hint]:
-    if not operators:
-        return []
-    return [
-        Hint(
+def _random(operators: Sequence[str]) -> Iterator[Hint]:
+    if operators:
+        yield Hint(
             f"The model samples random numbers itself ({', '.join(operators)}): its outputs differ from run to run, "
             "in evaluation too, and no seed given here changes that.",
             surprising=False,
         )
-    ]
 
 
-def _unread(graph: ir.Graph) -> list[Hint]:
+def _unread(graph: ir.Graph) -> Iterator[Hint]:
     names = [repr(value.name) for value in graph.inputs if not value.uses() and not value.is_graph_output()]
     if not names:
-        return []
+        return
     text = f"No node reads {_several(names, 'the input', 'the inputs')} {listed(names)}: other values change nothing."
     states = [node.inputs[5:7] for node in graph if node.op_type == "LSTM" and not node.domain]
     mixed = any(len(pair) == 2 and pair[0] is not None and pair[0] is pair[1] for pair in states)
@@ -548,7 +481,7 @@ def _unread(graph: ir.Graph) -> list[Hint]:
             " An LSTM begins with one value as hidden state and as cell state: PyTorch's newer exporter takes two "
             "inputs for one where the same tensor is their example; export with a tensor for each."
         )
-    return [Hint(text, surprising=mixed)]
+    yield Hint(text, surprising=mixed)
 
 
 def _nodes(count: int, operator: str) -> str:

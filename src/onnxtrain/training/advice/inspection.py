@@ -26,15 +26,12 @@ from onnxtrain.losses.heads import is_float_tensor, named_output
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.parameters.embedded_weights import other_tensors
-from onnxtrain.parameters.repeated import declared_learned, find_repeated
-from onnxtrain.parameters.ties import find_copies
-from onnxtrain.parameters.trainable import Initializer, parameter_table
+from onnxtrain.parameters.ties import declared_learned, find_copies, find_repeated
+from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
-from onnxtrain.training.working_copy.common_inputs import mark_common_inputs
-from onnxtrain.training.working_copy.filled_biases import stop_at_filled_biases
+from onnxtrain.training.working_copy.inputs import mark_common_inputs
 from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.training.working_copy.program_stops import stop_as_program
+from onnxtrain.training.working_copy.stops import stop_as_program
 from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
 from onnxtrain.training.working_copy.widening import in_file, widen
 
@@ -179,12 +176,11 @@ def inspect(
     halves = widen(working)
     layers = find_layers(working)
     unstopped = stop_as_program(working)
-    stop_at_filled_biases(working)
     set_inference(working)
     copy = working.clone()
     loss = None
     if output is not None:
-        from onnxtrain.editing.gradient import find_value
+        from onnxtrain.editing.derivatives import find_value
 
         loss = find_value(copy.graph, output, "output")
     elif any(map(is_float_tensor, copy.graph.outputs)):
@@ -201,7 +197,6 @@ def inspect(
         names,
         layers,
         find_copies(file, names),
-        undecided=[row.name for row in table if row.undecided],
         dropped=dropped,
         unstopped=unstopped,
         table=table,

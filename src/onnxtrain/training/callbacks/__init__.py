@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from onnxtrain.errors._internal import public_names
-from onnxtrain.errors.registries import Registry
+from onnxtrain.errors.registries import ClassRegistry
 from onnxtrain.training.callbacks.base import Callback, CallbackList, TrainingState
 from onnxtrain.training.callbacks.history import History
 from onnxtrain.training.callbacks.loggers import (
@@ -36,11 +36,7 @@ __all__ = [
 ]
 
 
-def _is_callback(given: object) -> bool:
-    return isinstance(given, type) and issubclass(given, Callback)
-
-
-CALLBACKS: Final[Registry[type[Callback]]] = Registry("callback", _is_callback, "a class derived from Callback")
+CALLBACKS: Final[ClassRegistry[Callback]] = ClassRegistry("callback", Callback)
 """Callbacks of plugins."""
 
 __dir__ = public_names(__name__, CALLBACKS.class_names)

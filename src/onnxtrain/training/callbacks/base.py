@@ -295,8 +295,3 @@ def _has_state(callback: Any) -> bool:
 
 def _returned(callback: Any, method: str) -> dict[str, Any]:
     return dict(getattr(callback, method)()) if hasattr(callback, method) else {}
-
-
-def settings_of(callbacks: Sequence[Any], setting: str) -> list[dict[str, Any]]:
-    """Return the settings of the callbacks with this setting name."""
-    return [callback.settings() for callback in callbacks if getattr(callback, "setting", None) == setting]

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.formatting import html_table, text_table
 from onnxtrain.model_file.writing import AtomicFiles, explained
 from onnxtrain.training.callbacks.base import Callback, TrainingState
-from onnxtrain.training.report.history_charts import measured, side_by_side
+from onnxtrain.training.report.charts import measured, side_by_side
 
 
 class History(Callback):
@@ -59,12 +59,16 @@ class History(Callback):
         """
         path = Path(path)
         if path.suffix == ".json":
-            rows = [{name: value if math.isfinite(value) else None for name, value in row.items()} for row in self.rows]
-            write_text(path, json.dumps(rows, indent=1) + "\n")
+            write_text(path, json.dumps(finite_rows(self.rows), indent=1) + "\n")
         elif path.suffix == ".csv":
             write_csv(path, self.rows)
         else:
             raise OptionError(f"A history is saved as .json or .csv, not as '{path}'.").about(str(path))
+
+
+def finite_rows(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float | None]]:
+    """Return rows for JSON: NaN and infinity become ``None``."""
+    return [{name: value if math.isfinite(value) else None for name, value in row.items()} for row in rows]
 
 
 def row_of(state: TrainingState) -> dict[str, float]:

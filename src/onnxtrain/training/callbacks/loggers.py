@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import importlib.util
 import json
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
-from onnxtrain.training.callbacks.history import History, write_csv, write_text
+from onnxtrain.training.callbacks.history import History, finite_rows, write_csv, write_text
 from onnxtrain.training.description import describe_settings
 from onnxtrain.training.report.record import VALIDATION
 
@@ -27,6 +26,14 @@ def needs(package: str, logger: str) -> None:
     """Refuse a logger whose package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise OptionError(f"{logger} needs the package {package}; install it: pip install {package}.")
+
+
+def _checked_interval(every: int | None, logger: str) -> int | None:
+    if every is not None and every < 1:
+        raise OptionError(f"every of {logger} is {every}; it needs a number of steps of at least 1.").about(
+            "every", got=every
+        )
+    return every
 
 
 def epoch_values(state: TrainingState) -> dict[str, float]:
@@ -117,8 +124,7 @@ class JsonLinesLogger(RowsFile):
 
     def write(self, rows: list[dict[str, float]]) -> None:
         """Write all rows to the file."""
-        finite = [{name: value if math.isfinite(value) else None for name, value in row.items()} for row in rows]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in finite))
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in finite_rows(rows)))
 
 
 @checks_arguments
@@ -141,12 +147,8 @@ class TensorBoardLogger(Callback):
 
     def __init__(self, folder: str | os.PathLike[str], every: int | None = 50) -> None:
         needs("tensorboard", "TensorBoardLogger")
-        if every is not None and every < 1:
-            raise OptionError(
-                f"every of TensorBoardLogger is {every}; it needs a number of steps of at least 1."
-            ).about("every", got=every)
         self.folder = os.fspath(folder)
-        self.every = every
+        self.every = _checked_interval(every, "TensorBoardLogger")
         self._writer: Any = None
 
     def on_fit_begin(self, state: TrainingState) -> None:
@@ -188,12 +190,36 @@ class TensorBoardLogger(Callback):
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
 
 
+class _RunLogger(Callback):
+    """Base of loggers that write to a run of a tracking server, which a resumed training continues."""
+
+    writes_only = True
+
+    def __init__(self, package: str) -> None:
+        needs(package, type(self).__name__)
+        self.run_id: str | None = None
+        self._is_ours = False  # a run that this logger started
+        self._is_finished = False
+
+    def on_fit_end(self, state: TrainingState) -> None:
+        """Record that the training finished."""
+        self._is_finished = True
+
+    def record(self) -> dict[str, Any]:
+        """Return the id of the run."""
+        return {"run_id": self.run_id}
+
+    def resume(self, record: dict[str, Any]) -> None:
+        """Continue the run of the checkpoint."""
+        self.run_id = record["run_id"]
+
+
 _LONGEST = 500
 """Length of a parameter that every MLflow store accepts."""
 
 
 @checks_arguments
-class MLflowLogger(Callback):
+class MLflowLogger(_RunLogger):
     """Write settings, losses and metrics to a run of MLflow.
 
     It writes to the active run (``mlflow.start_run()``) and leaves it open; without one it starts a run, which ends
@@ -212,14 +238,9 @@ class MLflowLogger(Callback):
         OptionError: The package mlflow is not installed.
     """
 
-    writes_only = True
-
     def __init__(self, experiment: str | None = None, *, run_name: str | None = None) -> None:
-        needs("mlflow", "MLflowLogger")
+        super().__init__("mlflow")
         self.experiment, self.run_name = experiment, run_name
-        self.run_id: str | None = None
-        self._is_open = False  # a run that this logger started
-        self._is_finished = False
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Start or continue a run, and write the settings."""
@@ -229,7 +250,7 @@ class MLflowLogger(Callback):
         if run is None:
             experiment = None if again or self.experiment is None else _experiment_id(self.experiment)
             run = mlflow.start_run(self.run_id, experiment_id=experiment, run_name=None if again else self.run_name)
-            self._is_open, self._is_finished = True, False
+            self._is_ours, self._is_finished = True, False
         if not again:
             mlflow.log_params({name: str(value)[:_LONGEST] for name, value in settings(state).items()})
         self.run_id = run.info.run_id
@@ -240,25 +261,13 @@ class MLflowLogger(Callback):
 
         mlflow.log_metrics(epoch_values(state), step=state.step, run_id=self.run_id)
 
-    def on_fit_end(self, state: TrainingState) -> None:
-        """Record that the training finished."""
-        self._is_finished = True
-
     def close(self) -> None:
         """End the run if it was started here."""
-        if self._is_open:
+        if self._is_ours:
             import mlflow
 
-            self._is_open = False
+            self._is_ours = False
             mlflow.end_run("FINISHED" if self._is_finished else "FAILED")
-
-    def record(self) -> dict[str, Any]:
-        """Return the id of the run."""
-        return {"run_id": self.run_id}
-
-    def resume(self, record: dict[str, Any]) -> None:
-        """Continue the run of the checkpoint."""
-        self.run_id = record["run_id"]
 
 
 def _experiment_id(name: str) -> str:
@@ -269,7 +278,7 @@ def _experiment_id(name: str) -> str:
 
 
 @checks_arguments
-class WandbLogger(Callback):
+class WandbLogger(_RunLogger):
     """Write settings, losses and metrics to a run of Weights & Biases.
 
     It writes to the open run (``wandb.init()``) and leaves it open; without one it starts a run, which ends with the
@@ -289,20 +298,13 @@ class WandbLogger(Callback):
         OptionError: The package wandb is not installed, or `every` is not positive.
     """
 
-    writes_only = True
-
     def __init__(
         self, project: str | None = None, *, name: str | None = None, every: int | None = 50, **options: Any
     ) -> None:
-        needs("wandb", "WandbLogger")
-        if every is not None and every < 1:
-            raise OptionError(f"every of WandbLogger is {every}; it needs a number of steps of at least 1.")
-        self.every = every
-        self.run_id: str | None = None
+        super().__init__("wandb")
+        self.every = _checked_interval(every, "WandbLogger")
         self._options = {"project": project, "name": name, **options}
         self._run: Any = None
-        self._is_ours = False
-        self._is_finished = False
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Start or continue a run, and write the settings."""
@@ -326,20 +328,8 @@ class WandbLogger(Callback):
         """Write the values of the epoch."""
         self._run.log(epoch_values(state), step=state.step)
 
-    def on_fit_end(self, state: TrainingState) -> None:
-        """Record that the training finished."""
-        self._is_finished = True
-
     def close(self) -> None:
         """End the run if it was started here."""
         if self._run is not None and self._is_ours:
             self._run.finish(exit_code=0 if self._is_finished else 1)
         self._run = None
-
-    def record(self) -> dict[str, Any]:
-        """Return the id of the run."""
-        return {"run_id": self.run_id}
-
-    def resume(self, record: dict[str, Any]) -> None:
-        """Continue the run of the checkpoint."""
-        self.run_id = record["run_id"]

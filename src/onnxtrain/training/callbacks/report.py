@@ -9,9 +9,7 @@ from pathlib import Path
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.writing import AtomicFiles, check_writable
-from onnxtrain.training.report.charts import Chart, stacked
-from onnxtrain.training.report.history_charts import losses_and_metrics, measured
-from onnxtrain.training.report.png import matplotlib_available, png
+from onnxtrain.training.report.charts import Chart, losses_and_metrics, matplotlib_available, measured, png, stacked
 
 Rows = Sequence[dict[str, float]]
 """One row per epoch, as in :class:`~onnxtrain.callbacks.History`."""

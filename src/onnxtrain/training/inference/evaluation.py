@@ -14,10 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset
-from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.conversion import Array
-from onnxtrain.distributed.agreement import check_same
-from onnxtrain.distributed.communicator import Communicator, Single
+from onnxtrain.distributed.communicator import Communicator, Single, check_same
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import all_nodes
@@ -216,7 +214,7 @@ class Evaluator:
         """Yield the batches of this rank with their indices among all batches; list rows and checksums of all."""
         rank, size, fixed = communicator.rank, communicator.size, self._fixed
         if size > 1:
-            dataset = shared(dataset, lambda number, rows: slice(0, rows if number % size == rank else 0))
+            dataset = dataset.shared(lambda number, rows: slice(0, rows if number % size == rank else 0))
         for number, batch in enumerate(dataset.batches(batch_size if fixed is None else fixed.size)):
             found.append((batch.total, batch.content))
             if batch.size or size == 1:

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.data import Dataset, open_dataset
-from onnxtrain.data.conversion import kind_of
-from onnxtrain.data.data_names import read_names, recorded_labels
+from onnxtrain.data.data_names import DataNames, read_names, recorded_labels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
-from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import HALVES, dimensions
-from onnxtrain.losses.heads import LossHead, Metrics, named_output, tensor_spec
+from onnxtrain.graph.value import HALVES
+from onnxtrain.losses.heads import LossHead, Metrics
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.probabilities import ScoreKind, kind_of_scores
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
+from onnxtrain.runtime.states import new_states
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.data_adapter import Reading, is_packed, known_orders, open_with_targets
+from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.training.objective import of_model
+from onnxtrain.training.objective import Objective, of_model
 from onnxtrain.training.prepare import prepare
 from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.common_inputs import mark_common_inputs
-from onnxtrain.training.working_copy.embedding_inputs import mark_token_inputs
-from onnxtrain.training.working_copy.head_norms import separate_head_norms
-from onnxtrain.training.working_copy.image_inputs import mark_image_inputs
+from onnxtrain.training.working_copy.attention import separate_head_norms
+from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
 from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.training.working_copy.training_modes import Modes, set_inference
 from onnxtrain.training.working_copy.widening import narrow_outputs, widen
@@ -81,42 +75,34 @@ def evaluate(
     """
     adapter = _adapter_of(lora)
     config = TrainingConfig.of(model, loss, output=output, lora=lora, runtime=runtime)
-    objective = prepare(config, modes=Modes(), table=()).packing(is_packed(data))
-    recorded = read_names(config.model, adapter)
-    names = recorded.of_output(objective.only_output)
-    labels, inputs = names.labels, names.specs(objective.inputs)
+    objective = prepare(config, modes=Modes(), table=())
+    reader = _KnownLabels(read_names(config.model, adapter), objective, config.model)
+    dataset, objective = reader.open_with_targets(objective, data, target=target)
+    evaluator = Evaluator(objective, new_states({}, config.runtime), config.runtime)
+    found = evaluator.evaluate(dataset, batch_size, metrics)
+    warn_of(Hint(text, surprising=True) for text in evaluator.doubts)
+    return found
 
-    def adapted(dataset: Dataset, head: LossHead, name: str | None) -> Dataset:
-        found = dataset.targets if name is None else None
-        if labels is None and found is not None and kind_of(found.dtype) == "string" and head.take_labels:
-            return dataset.adapting(lambda array: head.adapt(array, order_of(dataset, found, head)))
-        return dataset.adapting(lambda array: head.adapt(array, labels), name)
 
-    def order_of(dataset: Dataset, found: np.ndarray, head: LossHead) -> tuple[str, ...]:
-        orders = known_orders(dataset, head, recorded_labels(config.model))
-        if recorded.labels is not None:
+class _KnownLabels(DataAdapter):
+    """Convert data for a model without training: text labels need an order of classes that is known."""
+
+    def __init__(self, recorded: DataNames, objective: Objective, file: ModelFile) -> None:
+        output = objective.only_output
+        super().__init__(recorded.of_output(output), folder=file.folder, recorded=recorded_labels(file))
+        self._of_other = recorded.output if recorded.labels is not None else None
+        self._output = output
+
+    def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        if self._of_other is not None:
             raise DataError(
-                f"the labels beside the model are the classes of its output {recorded.output!r}, but the loss reads "
-                f"{objective.only_output!r}; give output={recorded.output!r}."
+                f"the labels beside the model are the classes of its output {self._of_other!r}, but the loss reads "
+                f"{self._output!r}; give output={self._of_other!r}."
             )
         learned = learn_labels(found, None, orders)
         if len(learned) != head.classes or not is_order_known(learned, orders):
             raise DataError(no_labels(learned, head.classes))
         return learned
-
-    wanted = bool(objective.heads)
-    data = Reading.of(objective, config.model.folder).read(data)
-    if wanted:
-        dataset, forms = open_with_targets(objective, data, inputs=inputs, target=target, adapted=adapted)
-        objective = objective.with_form(forms)
-        dataset = objective.expected(dataset)
-    else:
-        dataset = open_dataset(data, inputs, target=target, need_target=False, validate=False)
-    objective.validate(dataset, labels=wanted)
-    evaluator = Evaluator(objective, new_states({}, config.runtime), config.runtime)
-    found = evaluator.evaluate(dataset, batch_size, metrics)
-    warn_of(Hint(text, surprising=True) for text in evaluator.doubts)
-    return found
 
 
 @checks_arguments
@@ -186,20 +172,17 @@ def outputs(
     if lora is not None:
         _attach(lora, working, file)
     objective = of_model(working)
-    inputs = read_names(file, adapter).specs(objective.inputs)
-    data = Reading.of(objective, file.folder).read(data)
-    dataset = open_dataset(data, inputs, target=target, need_target=False)
+    dataset = DataAdapter(read_names(file, adapter), folder=file.folder).open(objective, data, target=target)
     return Evaluator(objective, new_states({}, runtime), runtime).predict(dataset, batch_size)
 
 
 def _adapter_of(lora: Adaptation | None) -> str | os.PathLike[str] | None:
     """Return the path of the adapter to use; ``None`` without ``lora``."""
-    path: str | os.PathLike[str] | None = getattr(lora, "adapter", None)
-    if lora is not None and path is None:
+    if lora is not None and lora.adapter is None:
         raise OptionError("lora names no adapter, so that it would change nothing; give Lora(adapter=PATH).").about(
             "lora"
         )
-    return path
+    return None if lora is None else lora.adapter
 
 
 def _attach(lora: Adaptation, model: ir.Model, file: ModelFile) -> None:
@@ -222,28 +205,3 @@ def kind_of_output(file: ModelFile, name: str) -> ScoreKind | None:
     model = infer_shapes(file.training_model())
     (value,) = (value for value in model.graph.outputs if value.name == name)
     return kind_of_scores(value, model.functions).kind
-
-
-@dataclass(frozen=True)
-class Head:
-    """The output of a model that a loss reads."""
-
-    name: str
-    width: int
-
-    @classmethod
-    def of(cls, model: str | os.PathLike[str] | onnx.ModelProto, output: str | None, rows: np.ndarray) -> Self:
-        """Return the head of a model; if its width is unknown, predict the first row."""
-        graph = infer_shapes(ModelFile.load(model).training_model()).graph
-        value = named_output(graph, output)
-        name = str(value.name)
-        shape: Sequence[Any] | None = dimensions(value)
-        if shape is None or not all(isinstance(size, int) for size in shape[1:]):
-            inputs = [tensor_spec(item) for item in graph.inputs]
-            shape = outputs(model, rows_to_inputs(rows[:1], inputs))[name].shape
-        if len(shape) not in (1, 2):
-            listed = ", ".join(map(str, shape))
-            raise OptionError(
-                f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example."
-            ).about(name)
-        return cls(name, int(shape[1]) if len(shape) == 2 else 1)

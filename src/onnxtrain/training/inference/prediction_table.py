@@ -13,6 +13,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.probabilities import ScoreKind
+from onnxtrain.metrics.dataset_metrics import sigmoid, softmax
 from onnxtrain.model_file.writing import AtomicFiles
 
 TABLE_SUFFIXES: Final = (".csv", ".parquet")
@@ -89,7 +90,7 @@ def _probabilities(name: str, scores: Array, kind: ScoreKind | None, *, has_labe
             )
         if kind == "log independent":
             scores, kind = np.exp(scores), "independent"
-        yes = 1 / (1 + np.exp(-np.clip(scores, -700, 700))) if kind in (None, "logits") else scores
+        yes = sigmoid(scores) if kind in (None, "logits") else scores
         return np.concatenate([1 - yes, yes], axis=1)
     if kind == "independent" and not has_labels:
         raise OptionError(
@@ -99,8 +100,7 @@ def _probabilities(name: str, scores: Array, kind: ScoreKind | None, *, has_labe
     sums = inside and bool((np.abs(scores.sum(1) - 1) <= _TOLERANCE).all())
     if kind == "distribution" or (kind is None and sums):
         return scores
-    raised = np.exp(scores - scores.max(1, keepdims=True))
-    return np.asarray(raised / raised.sum(1, keepdims=True))
+    return softmax(scores, 1)
 
 
 def _columns(name: str, array: Array) -> Table:

@@ -1,17 +1,28 @@
-"""Charts as SVG: lines, bars, a matrix of counts, points. Legends are above a chart, where they cover nothing."""
+"""Charts as SVG: lines, bars, a matrix of counts, points, a training history; and the same figures as PNG.
+
+Legends are above a chart, where they cover nothing. PNG is drawn by matplotlib.
+"""
 
 from __future__ import annotations
 
 import colorsys
 import dataclasses
 import html
+import importlib.util
+import io
 import itertools
 import math
+import re
+import xml.etree.ElementTree as Tree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onnxtrain.errors.escaping import visible
+from onnxtrain.training.report.record import Rows, measured_columns, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _WIDTH = 640
 _LEFT, _RIGHT, _BOTTOM = 64, 16, 44
@@ -388,3 +399,130 @@ def _shade(share: float) -> str:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"...{text[-(most - 3) :]}"
+
+
+_GAP = 16
+_INCH = 100
+"""Pixels of a chart in an inch of the figure."""
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def matplotlib_available() -> bool:
+    """Return whether :func:`png` can draw."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def png(charts: Sequence[Chart], *, title: str = "") -> bytes:
+    """Return charts side by side as a PNG."""
+    from matplotlib.figure import Figure  # not pyplot: it keeps figures, and asks for a display
+
+    drawings = [Tree.fromstring(chart.svg()) for chart in charts]
+    sizes = [(float(drawing.attrib["width"]), float(drawing.attrib["height"])) for drawing in drawings]
+    top = 32 if title else 8
+    width, height = sum(size + _GAP for size, _ in sizes) + _GAP, max(size for _, size in sizes) + top + 8
+    figure = Figure(figsize=(width / _INCH, height / _INCH))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    if title:
+        axes.text(_GAP, 20, title, fontsize=11, fontweight="bold")
+    left = _GAP
+    for drawing, (size, _) in zip(drawings, sizes, strict=True):
+        _draw(axes, drawing, {}, left, top)
+        left += round(size) + _GAP
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=150)
+    return stream.getvalue()
+
+
+def _draw(axes: Axes, element: Tree.Element, inherited: Mapping[str, str], left: float, top: float) -> None:
+    """Draw an element of SVG and those in it: the few that charts consist of."""
+    from matplotlib.patches import Circle, Rectangle
+
+    given = {**inherited, **element.attrib}
+
+    def number(name: str, default: float = 0.0) -> float:
+        return float(given.get(name, default))
+
+    def colour(name: str) -> str:
+        found = given.get(name, "none")
+        return "black" if found == "currentColor" else found
+
+    x, y = left + number("x"), top + number("y")
+    kind = element.tag.removeprefix(_SVG)
+    stroke: dict[str, Any] = {"color": colour("stroke"), "linewidth": number("stroke-width", 1.0) * 72 / _INCH}
+    stroke["alpha"] = number("stroke-opacity", 1.0)
+    if kind == "rect":
+        axes.add_patch(Rectangle((x, y), number("width"), number("height"), color=colour("fill"), linewidth=0))
+    elif kind == "circle":
+        centre = left + number("cx"), top + number("cy")
+        axes.add_patch(
+            Circle(centre, number("r"), color=colour("fill"), alpha=number("fill-opacity", 1.0), linewidth=0)
+        )
+    elif kind == "line":
+        style = "--" if "stroke-dasharray" in given else "-"
+        ends = [left + number("x1"), left + number("x2")], [top + number("y1"), top + number("y2")]
+        axes.plot(*ends, linestyle=style, **stroke)
+    elif kind == "polyline":
+        points = [tuple(map(float, pair.split(","))) for pair in given["points"].split()]
+        axes.plot([left + at[0] for at in points], [top + at[1] for at in points], **stroke)
+    elif kind == "text":
+        turned = re.search(r"rotate\((-?[\d.]+)", given.get("transform", ""))
+        axes.text(
+            x,
+            y,
+            (element.text or "").replace("$", r"\$"),
+            color=colour("fill"),
+            fontsize=number("font-size", 12) * 72 / _INCH,
+            fontweight="bold" if "font-weight" in given else "normal",
+            ha={"middle": "center", "end": "right"}.get(given.get("text-anchor", ""), "left"),
+            rotation=0.0 if turned is None else -float(turned[1]),
+            rotation_mode="anchor",
+        )
+    if kind in ("svg", "g"):
+        kept = {name: value for name, value in given.items() if name.startswith(("fill", "stroke", "font"))}
+        for inner in element:
+            _draw(axes, inner, kept, left, top)
+
+
+_TRAINING, _VALIDATION = "training", "validation"
+
+
+def losses_and_metrics(rows: Rows) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Group the measurements of all epochs by their display names: losses, and all others.
+
+    >>> losses_and_metrics([{"epoch": 1, "loss": 2.0, "val_loss": 3.0, "val_top_5": 0.5}])
+    ({'training': [2.0], 'validation': [3.0]}, {'validation top 5': [0.5]})
+    """
+    short = {"loss": _TRAINING, "val_loss": _VALIDATION}
+    losses: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
+    for name in measured_columns(rows):
+        found = losses if name.endswith("loss") else metrics
+        found[short.get(name, words(name))] = [row.get(name, math.nan) for row in rows]
+    return losses, metrics
+
+
+def measured(rows: Rows) -> list[Chart]:
+    """Return a chart of the losses, and one for each metric."""
+    losses, metrics = losses_and_metrics(rows)
+    epochs = [row["epoch"] for row in rows]
+    found = [line_chart(losses, epochs, title="loss")] if losses else []
+    return found + [line_chart({name: column}, epochs, title=name) for name, column in metrics.items()]
+
+
+def curves(rows: Rows) -> list[Chart]:
+    """Return the charts of all measurements and of the learning rate."""
+    if not rows:
+        return []
+    rates = [row.get("learning_rate", math.nan) for row in rows]
+    rate = line_chart({"learning rate": rates}, [row["epoch"] for row in rows], title="learning rate")
+    return [*measured(rows), rate]
+
+
+def side_by_side(charts: list[Chart], *, scale: float = 0.75) -> str:
+    """Return charts as HTML for a notebook, as many in a row as fit; "" without charts."""
+    inside = "".join(chart.svg(scale=scale) for chart in charts)
+    return f'<div style="display:flex;flex-wrap:wrap;gap:16px">{inside}</div>' if inside else ""

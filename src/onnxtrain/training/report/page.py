@@ -11,12 +11,12 @@ from onnxtrain.training.report.charts import (
     Chart,
     bar_chart,
     column_chart,
+    curves,
     line_chart,
     matrix_chart,
     point_chart,
     shown,
 )
-from onnxtrain.training.report.history_charts import curves
 from onnxtrain.training.report.record import (
     Confusion,
     ParameterRow,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -13,7 +12,8 @@ import onnx_ir as ir
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, all_nodes, captured_values, clone_nodes, subgraphs
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import KV_CACHES, RIGHT_PADDED, Dimension, constant_tensor, dimensions, is_float
+from onnxtrain.graph.replace import substitute_and_rename, take_over
+from onnxtrain.graph.value import KV_CACHES, RIGHT_PADDED, Dimension, behind, constant_tensor, dimensions, is_float
 from onnxtrain.parameters.exporters import optimum
 
 _ROWS = 2
@@ -53,8 +53,9 @@ _LAYER_OR_CONTENT = r"\d+|keys?|values?"
 def remove_cache_inputs(model: ir.Model) -> list[str]:
     """Remove the KV-cache inputs of a working copy, in place, as if the cache were empty."""
     names = _take_branch_without_cache(model.graph)
-    offsets = _constant_positions(model.graph) if any(map(_may_be_cache, model.graph.inputs)) else {}
-    caches = _remove_growing_caches(model.graph)
+    growing = [value for value in model.graph.inputs if _may_be_cache(value)]
+    offsets = _constant_positions(model.graph) if growing else {}
+    caches = _remove_growing_caches(model.graph, growing) if growing else []
     names += caches
     for value in model.graph.inputs:
         value.meta[KV_CACHES] = tuple(names)
@@ -123,19 +124,10 @@ def _counted_masks(graph: ir.Graph) -> Iterator[ir.Value]:
         if node is None or node.domain or node.op_type not in _ARITHMETIC:
             continue
         if node.op_type == "ReduceSum":
-            first = _before_conversions(node.inputs[0])
+            first = behind(node.inputs[0], _KEEP_ELEMENTS)
             if first is not None and first.is_graph_input() and dimensions(first) != ():
                 yield first
         waiting += node.inputs[: 2 if node.op_type in ("Add", "Sub") else 1]
-
-
-def _before_conversions(value: ir.Value | None) -> ir.Value | None:
-    """Return the value of which this is a copy of another type or shape."""
-    while value is not None and (node := value.producer()) is not None:
-        if node.domain or node.op_type not in _KEEP_ELEMENTS:
-            return value
-        value = node.inputs[0]
-    return value
 
 
 def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
@@ -236,7 +228,10 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     """Replace an If by the nodes of one of its branches."""
     taken = {str(value.name) for value in (*graph.inputs, *graph.initializers.values())}
     taken |= {str(output.name) for other in graph if other is not node for output in other.outputs}
-    rename = functools.partial(_free_name, taken=taken)
+
+    def rename(name: str) -> str:
+        return f"{name}/without_cache" if name in taken else name
+
     values: Values = {}
     constants = []
     for name, value in branch.initializers.items():
@@ -246,19 +241,15 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
         made.name, made.type, made.shape = rename(name), value.type, value.shape
         values[value] = made
         constants.append(constant)
-    names = [output.name for output in node.outputs]
-    for output in node.outputs:
-        output.name = None
     graph.insert_before(node, [*constants, *clone_nodes(branch, values, rename=rename)])
-    for original, output, inner in zip(names, node.outputs, branch.outputs, strict=True):
+    for output, inner in zip(node.outputs, branch.outputs, strict=True):
         found = values.get(inner)
         if found is None or found.is_graph_output() or found.producer() in constants:
             copy = ir.Node("", "Identity", [found or inner])
             graph.insert_before(node, copy)
             found = copy.outputs[0]
         found.type, found.shape = found.type or output.type, found.shape or output.shape
-        output.replace_all_uses_with(found, replace_graph_outputs=True)
-        found.name = original
+        substitute_and_rename(graph, {output: found})
     bodies = subgraphs(node)
     graph.remove(node, safe=True)
     for inner_node in all_nodes(itertools.chain(*bodies)):  # they would still count as readers of captured values
@@ -266,12 +257,7 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
             inner_node.replace_input_with(index, None)
 
 
-def _free_name(name: str, taken: set[str]) -> str:
-    return f"{name}/without_cache" if name in taken else name
-
-
-def _remove_growing_caches(graph: ir.Graph) -> list[str]:
-    growing = [value for value in graph.inputs if _may_be_cache(value)]
+def _remove_growing_caches(graph: ir.Graph, growing: list[ir.Value]) -> list[str]:
     for value in growing:
         _read_itself(graph, value)
     caches = [value for value in growing if _is_only_appended_to(value)]
@@ -326,8 +312,8 @@ def _offset_of(node: ir.Node, varying: set[ir.Value]) -> int:
         starts = _integers(inputs[1])
         return 0 if starts is None else int(starts.max())
     if node.op_type == "Trilu":
-        diagonal, upper = _integers(inputs[1]), node.attributes.get("upper")
-        return 0 if diagonal is None else int(diagonal[0]) - (1 if upper is None or upper.value != 0 else 0)
+        diagonal, upper = _integers(inputs[1]), node.attributes.get_int("upper", 1)
+        return 0 if diagonal is None else int(diagonal[0]) - (upper != 0)
     return 0
 
 
@@ -363,15 +349,11 @@ def _start_of_positions(value: ir.Value | None) -> int:
 
 def _integers(value: ir.Value | None) -> np.ndarray | None:
     """Return the elements of a constant of integers, flat, also behind nodes that keep the elements."""
-    while value is not None:
-        tensor = constant_tensor(value)
-        if tensor is not None:
-            is_read = tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32) and 0 < tensor.size <= _LONGEST
-            return np.asarray(tensor.numpy()).ravel().astype(np.int64) if is_read else None
-        node = value.producer()
-        keeps = node is not None and not node.domain and node.op_type in _KEEP_ELEMENTS
-        value = node.inputs[0] if keeps and node is not None else None
-    return None
+    source = behind(value, _KEEP_ELEMENTS)
+    tensor = None if source is None else constant_tensor(source)
+    if tensor is None or tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32) or not 0 < tensor.size <= _LONGEST:
+        return None
+    return np.asarray(tensor.numpy()).ravel().astype(np.int64)
 
 
 def _family(value: ir.Value) -> str:
@@ -433,12 +415,7 @@ def _replace_shape(graph: ir.Graph, node: ir.Node, cache: ir.Value, other: ir.Va
     sizes = [size if isinstance(size, int) else 0 for size in dimensions(cache) or ()]
     sizes[_ROWS] = 0
     whole = op.Concat(op.Shape(op.wrap(other), start=0, end=1), op.ints(*sizes[1:]), axis=0)
-    first, last = (node.attributes.get(name) for name in ("start", "end"))
-    begin, end = 0 if first is None else first.as_int(), 4 if last is None else last.as_int()
+    begin, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", 4)
     result = whole if (begin, end) == (0, 4) else op.Slice(whole, op.ints(begin), op.ints(end), op.ints(0))
-    output = node.outputs[0]
-    result.ir.type, result.ir.shape = output.type, output.shape
-    name, output.name = output.name, None
-    output.replace_all_uses_with(result.ir, replace_graph_outputs=True)
-    result.ir.name = name
+    take_over(graph, {node.outputs[0]: result.ir})
     graph.remove(node, safe=True)

@@ -270,8 +270,8 @@ def _sites(graph: ir.Graph, node: ir.Node) -> Iterator[_Site]:
             continue
         if first is not node and scale.const_value.size > 1:
             continue  # the axes of the scales are those of the rows
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else _AXES.get(node.op_type, -1)
-        block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
+        axis = node.attributes.get_int("axis", _AXES.get(node.op_type, -1))
+        block = node.attributes.get_int("block_size", 0)
         yield _Site(value, first, at, node, scale, _input(node, zero_slot), ScaleLayout(axis, block))
 
 
@@ -296,7 +296,12 @@ def _make_trainable(graph: ir.Graph, sites: Sequence[_Site], found: QuantizedTra
     points = None if zeros is None else np.asarray(zeros.numpy())
     name, shape = str(value.name), tensor.shape.numpy()
     if tensor.dtype == ir.DataType.INT32 and len(sites) == 1:
-        _make_bias_float(graph, node, value, layout, found)
+        if node.op_type == "DequantizeLinear":
+            own = QuantizationScale(str(site.scale.name), scales)
+            factors = _scales_of_operands(node) or (own,)
+            node.outputs[0].replace_all_uses_with(value)
+            graph.remove(node, safe=True)
+            _make_bias_float(value, layout, own, factors, found)
         return
     if tensor.dtype not in INTEGERS or (layout.block and scales.shape.rank() != len(shape)):
         return
@@ -337,24 +342,24 @@ def _become_float(value: ir.Value, compute: Callable[[], np.ndarray]) -> None:
 
 
 def _make_bias_float(
-    graph: ir.Graph, node: ir.Node, value: ir.Value, layout: ScaleLayout, found: QuantizedTraining
+    value: ir.Value,
+    layout: ScaleLayout,
+    scale: QuantizationScale,
+    factors: Sequence[QuantizationScale],
+    found: QuantizedTraining,
 ) -> None:
     """Replace an int32 bias by a float; :func:`_round_bias` rounds it."""
-    tensor, scale = value.const_value, node.inputs[1]
-    if node.op_type != "DequantizeLinear" or tensor is None or scale is None or scale.const_value is None:
-        return
-    given, shape = scale.const_value, tensor.shape.numpy()
+    tensor = value.const_value
+    assert tensor is not None
+    shape = tensor.shape.numpy()
 
     def dequantize() -> np.ndarray:
-        along = layout.along(np.asarray(given.numpy()).astype(np.float64), shape)
+        along = layout.along(np.asarray(scale.tensor.numpy()).astype(np.float64), shape)
         return np.asarray(np.asarray(tensor.numpy()) * along, np.float32)
 
-    own = QuantizationScale(str(scale.name), given)
-    factors = _scales_of_operands(node) or (own,)
     _become_float(value, dequantize)
-    node.outputs[0].replace_all_uses_with(value)
-    graph.remove(node, safe=True)
-    found.weights.append(QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, own, factors))
+    weight = QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, scale, tuple(factors))
+    found.weights.append(weight)
 
 
 _BIASES = {("", "QLinearConv"): 8, (MICROSOFT_DOMAIN, "QGemm"): 6}
@@ -362,27 +367,22 @@ _BIASES = {("", "QLinearConv"): 8, (MICROSOFT_DOMAIN, "QGemm"): 6}
 
 
 def _make_operand_float(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) -> None:
-    """Replace the int32 bias of an operator on integers by a float; :func:`_round_bias` rounds it."""
+    """Replace the int32 bias of an operator on integers by a float."""
     slot = _BIASES.get((node.domain, node.op_type))
     value = None if slot is None else _input(node, slot)
     if value is None or value.const_value is None or not _is_own(graph, value) or len(value.uses()) != 1:
         return
-    scales = [_input(node, own) for own in (1, 4)]
-    factors = [QuantizationScale(str(scale.name), scale.const_value) for scale in scales if scale and scale.const_value]
-    alpha = node.attributes.get("alpha")
-    if len(factors) < len(scales) or (alpha is not None and alpha.as_float() != 1):
+    factors = [_scale(_input(node, own)) for own in (1, 4)]
+    given = [factor for factor in factors if factor is not None]
+    if len(given) < len(factors) or node.attributes.get_float("alpha", 1.0) != 1:
         return
-    tensor, step = value.const_value, math.prod(np.asarray(one.tensor.numpy()).reshape(-1) for one in factors)
-    if not np.all(step):
-        return
+    step = math.prod(np.asarray(one.tensor.numpy()).reshape(-1) for one in given)
+    if np.all(step):
+        _make_bias_float(value, ScaleLayout(0), QuantizationScale("", ir.tensor(np.asarray(step))), given, found)
 
-    def dequantize() -> np.ndarray:
-        return np.asarray(np.asarray(tensor.numpy()) * np.asarray(step, np.float64), np.float32)
 
-    _become_float(value, dequantize)
-    own = QuantizationScale("", ir.tensor(np.asarray(step)))
-    layout = ScaleLayout(0)
-    found.weights.append(QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, own, tuple(factors)))
+def _scale(value: ir.Value | None) -> QuantizationScale | None:
+    return None if value is None or value.const_value is None else QuantizationScale(str(value.name), value.const_value)
 
 
 def _round_bias(graph: ir.Graph, bias: QuantizedWeight, found: QuantizedTraining) -> None:
@@ -408,10 +408,10 @@ def _scales_of_operands(node: ir.Node) -> tuple[QuantizationScale, ...]:
     found = []
     for value in readers[0][0].inputs[:2]:
         producer = None if value is None else value.producer()
-        scale = producer.inputs[1] if producer is not None and producer.op_type == "DequantizeLinear" else None
-        if scale is None or scale.const_value is None:
+        scale = _scale(producer.inputs[1]) if producer is not None and producer.op_type == "DequantizeLinear" else None
+        if scale is None:
             return ()
-        found.append(QuantizationScale(str(scale.name), scale.const_value))
+        found.append(scale)
     return tuple(found)
 
 

@@ -15,10 +15,10 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import expand
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.clone import subgraphs
+from onnxtrain.graph.clone import all_nodes, subgraphs
 from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import constant_tensor
+from onnxtrain.graph.value import constant_array
 from onnxtrain.parameters.readers import behind_identity, read_through_identity
 
 _STATISTICS = {3: "mean", 4: "var"}
@@ -75,13 +75,14 @@ def find_layers(model: ir.Model) -> LayerCounts:
     found = list(_applied(model, model.graph, nested=False))
     dropouts = [(node, nested) for node, nested in found if is_dropout(node) and _ratio(node) != 0]
     norms = [(node, nested) for node, nested in found if is_batch_norm(node)]
+    dropping = [_drops(node) for node, _ in dropouts]
     return LayerCounts(
         dropouts=len(dropouts),
-        dropping=sum(_drops(node) is True for node, _ in dropouts),
-        undecided=sum(_drops(node) is None for node, _ in dropouts),
+        dropping=dropping.count(True),
+        undecided=dropping.count(None),
         nested_dropouts=sum(nested for _, nested in dropouts),
         batch_norms=len(norms),
-        normalizing_batches=sum(_normalizes_batches(node) for node, _ in norms),
+        normalizing_batches=sum(normalizes_batches(node) for node, _ in norms),
         nested_batch_norms=sum(nested for _, nested in norms),
         random=tuple(dict.fromkeys(node.op_type for node, _ in found if node.op_type in RANDOM and not node.domain)),
     )
@@ -109,19 +110,12 @@ def _applied(model: ir.Model, graph: ir.Graph | ir.Function, *, nested: bool) ->
             yield from _applied(model, inner, nested=True)
 
 
-def _all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    for node in list(graph):
-        yield node
-        for inner in subgraphs(node):
-            yield from _all_nodes(inner)
-
-
 def _ratio(node: ir.Node) -> float | None:
     """Return the dropout ratio; ``None`` where it is not known."""
     value = node.inputs[1] if len(node.inputs) > 1 else None
     if value is None:
         return 0.5
-    array = _known(value)
+    array = constant_array(behind_identity(value))
     return None if array is None else float(array.reshape(-1)[0])
 
 
@@ -130,17 +124,12 @@ def _drops(node: ir.Node) -> bool | None:
     value = node.inputs[2] if len(node.inputs) > 2 else None
     if value is None:
         return False
-    array = _known(value)
+    array = constant_array(behind_identity(value))
     return None if array is None else bool(array.any())
 
 
-def _known(value: ir.Value) -> np.ndarray | None:
-    source = behind_identity(value)
-    tensor = None if source is None else constant_tensor(source)
-    return None if tensor is None else np.asarray(tensor.numpy())
-
-
-def _normalizes_batches(node: ir.Node) -> bool:
+def normalizes_batches(node: ir.Node) -> bool:
+    """Return whether a BatchNormalization is in training mode."""
     mode = node.attributes.get("training_mode")
     # In a function the attribute may refer to the call's.
     return mode is not None and (mode.is_ref() or mode.as_int() == 1)
@@ -154,12 +143,12 @@ def set_inference(model: ir.Model) -> None:
     """
     graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for graph in graphs:
-        for node in _all_nodes(graph):
+        for node in list(all_nodes(graph)):
             if is_dropout(node) and len(node.inputs) > 2:
                 mode = node.inputs[2]
                 node.resize_inputs(2)
                 _remove_unused(mode, model.graph)
-            elif is_batch_norm(node) and _normalizes_batches(node):
+            elif is_batch_norm(node) and normalizes_batches(node):
                 _use_running_statistics(node)
 
 

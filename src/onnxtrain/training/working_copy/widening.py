@@ -60,7 +60,11 @@ def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> No
         gathers = _gathers(model.graph, value)
         for gather in gathers:
             _cast_behind(gather)
-        wide = [(node, slot) for node, slot in value.uses() if node not in gathers and not _is_cast(node)]
+        wide = [
+            (node, slot)
+            for node, slot in value.uses()
+            if node not in gathers and (node.domain, node.op_type) != ("", "Cast")
+        ]
         _cast(model.graph, value, wide)
 
 
@@ -189,10 +193,6 @@ def _gathers(graph: ir.Graph, table: ir.Value) -> list[ir.Node]:
     """Return the lookups of a table whose results can be widened instead of the table."""
     found = [node for node, slot in table.uses() if (node.domain, node.op_type, slot) == ("", "Gather", 0)]
     return [node for node in found if node.graph is graph and not node.outputs[0].is_graph_output()]
-
-
-def _is_cast(node: ir.Node) -> bool:
-    return node.op_type == "Cast" and node.domain == ""
 
 
 def _cast_behind(node: ir.Node) -> None:

@@ -12,15 +12,12 @@ from onnx_ir.passes.common import InlinePass
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import captured_values, subgraphs
 from onnxtrain.graph.layers import computed_constants, follows, layers
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.sizes import fold_sizes
+from onnxtrain.graph.shapes import fold_sizes, infer_shapes
 from onnxtrain.graph.value import Dimension, constant_array, constant_tensor, dimensions, is_float
 from onnxtrain.plugins.structures.axes import registry
-from onnxtrain.plugins.structures.axes.cut import Cut
-from onnxtrain.plugins.structures.axes.findings import Findings
+from onnxtrain.plugins.structures.axes.cut import Cut, initializer
 from onnxtrain.plugins.structures.axes.labels import Axis, fixed
-from onnxtrain.plugins.structures.axes.node import Node, UnknownShapeError
-from onnxtrain.plugins.structures.axes.shared import merge_shared, split_shared
+from onnxtrain.plugins.structures.axes.node import Findings, Node, UnknownShapeError
 
 _ROUNDS = 8
 """Passes over the graph in which reshapes and grouped convolutions choose the axis that structures lie on."""
@@ -269,7 +266,7 @@ class Structures:
                     for size, axis in zip(value.shape or (), axes, strict=True)
                 ]
                 value.shape = ir.Shape(sizes)
-        merge_shared(self.model, self._originals)
+        _merge_shared(self.model, self._originals)
 
 
 def find_structures(model: ir.Model, *, change_outputs: bool = False) -> Structures:
@@ -280,7 +277,7 @@ def find_structures(model: ir.Model, *, change_outputs: bool = False) -> Structu
     for value, array in computed_constants(model, weights=False).items():
         if array.size == max(array.shape, default=0) and not value.is_graph_output():  # a vector, such as a bias
             _store(model, value, ir.tensor(array, dtype=value.dtype))
-    originals = split_shared(model)
+    originals = _split_shared(model)
     choices: dict[ir.Node, int] = {}
     kept_values: set[ir.Value] = set()
     analysis = None
@@ -324,6 +321,50 @@ def _inline(model: ir.Model) -> None:
             infer_shapes(model)
 
 
+def _split_shared(model: ir.Model) -> dict[ir.Value, ir.Value]:
+    """Give each reader of a shared vector a copy, in place; return the original of each copy.
+
+    Exporters store equal vectors once, such as the zero biases of untrained layers. Layers that read the same vector
+    would otherwise lose the same entries, or none.
+    """
+    graph = model.graph
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Identity" and not node.domain else None
+        if source is not None and source.is_initializer() and not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(source)
+            graph.remove(node, safe=True)
+    originals: dict[ir.Value, ir.Value] = {}
+    for value in list(graph.initializers.values()):
+        sizes, tensor = dimensions(value), constant_tensor(value)
+        readers = list(dict.fromkeys(node for node, _ in value.uses()))
+        wide = [size for size in sizes or () if size != 1]
+        if tensor is None or len(readers) < 2 or len(wide) != 1 or not is_float(value) or value in graph.inputs:
+            continue
+        for number, node in enumerate(readers[1:], 2):
+            name = f"{value.name}/{number}"
+            while name in graph.initializers:
+                name += "'"
+            copy = initializer(graph, name, ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype))
+            for index, read in enumerate(node.inputs):
+                if read is value:
+                    node.replace_input_with(index, copy)
+            originals[copy] = value
+    return originals
+
+
+def _merge_shared(model: ir.Model, originals: dict[ir.Value, ir.Value]) -> None:
+    """Share copies that are still equal to each other, in place."""
+    found: dict[tuple[ir.Value, tuple[int, ...], bytes], ir.Value] = {}
+    for value in (*dict.fromkeys(originals.values()), *originals):
+        tensor = constant_tensor(value)
+        assert tensor is not None
+        array = np.asarray(tensor.numpy())
+        first = found.setdefault((originals.get(value, value), array.shape, array.tobytes()), value)
+        if first is not value:
+            value.replace_all_uses_with(first)
+            model.graph.initializers.pop(str(value.name))
+
+
 def _lift_constants(model: ir.Model) -> None:
     """Turn Constant nodes of the main graph into initializers."""
     for node in list(model.graph):
@@ -338,15 +379,10 @@ def _lift_constants(model: ir.Model) -> None:
 
 def _store(model: ir.Model, output: ir.Value, tensor: ir.TensorProtocol) -> None:
     """Replace the node of a constant by an initializer of its name."""
-    tensor.name = output.name
-    value = ir.Value(
-        name=output.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-    )
     node = output.producer()
     assert node is not None
-    output.replace_all_uses_with(value)
+    output.replace_all_uses_with(initializer(model.graph, str(output.name), tensor))
     model.graph.remove(node, safe=True)
-    model.graph.register_initializer(value)
 
 
 def _zero_points(model: ir.Model) -> dict[ir.Value, np.ndarray]:

@@ -12,6 +12,15 @@ from onnxtrain.graph.value import constant_tensor
 from onnxtrain.plugins.structures.axes.labels import Axis
 
 
+def initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Add an initializer to a graph."""
+    tensor.name = name
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
 class Cut:
     """The removal of structures from a model, as the rules see it."""
 
@@ -82,12 +91,7 @@ class Cut:
         return made.outputs[0]
 
     def _initializer(self, node: ir.Node, array: np.ndarray) -> ir.Value:
-        tensor = ir.tensor(array, name=self._name(node))
-        value = ir.Value(
-            name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
-        )
-        self.graph.register_initializer(value)
-        return value
+        return initializer(self.graph, self._name(node), ir.tensor(array))
 
     def _name(self, node: ir.Node) -> str:
         base = f"{node.outputs[0].name}/sizes"

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxtrain.graph.value import Dimension
+
 
 @dataclass(frozen=True, eq=False)
 class Axis:
@@ -23,6 +25,11 @@ class Axis:
     def taken(self, labels: np.ndarray) -> Axis:
         """Return an axis with labels that were selected or rearranged from this one's."""
         return replace(self, labels=labels)
+
+
+def length(axis: Axis, size: Dimension) -> Axis | Dimension:
+    """Return what counts the entries of an axis: its labels, or its size where all of them stay."""
+    return size if axis.labels is None else axis
 
 
 def fixed(reason: str) -> Axis:

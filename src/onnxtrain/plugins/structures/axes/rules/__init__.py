@@ -1,4 +1,4 @@
-"""The axis rules: one function per operator, in files that mirror those of the gradient rules.
+"""The axis rules: one function per operator, in files by what they do with axes.
 
 A rule takes the axes of the inputs (``node.axis``), joins those that correspond and returns the axes of the outputs. An
 axis that no rule takes is fixed. Where an attribute or a constant holds sizes or positions of an axis, the rule also

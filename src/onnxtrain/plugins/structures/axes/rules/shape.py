@@ -1,19 +1,16 @@
-"""Operators that move whole tensors. A reshape that splits or merges axes keeps structures on one of them."""
+"""Operators that change the axes of whole tensors; a reshape that splits or merges axes keeps structures on one."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxtrain.graph.sizes import factors
 from onnxtrain.graph.value import Dimension
-from onnxtrain.plugins.structures.axes.broadcasting import same_shape
 from onnxtrain.plugins.structures.axes.cut import Cut
 from onnxtrain.plugins.structures.axes.labels import Axis, fixed
 from onnxtrain.plugins.structures.axes.node import Node
@@ -38,7 +35,6 @@ def reshape(node: Node) -> list[Axis]:
                 found[place] = fixed("its size is 1")
             if wide and target:
                 found[target[0]] = taken[wide[0]]
-            continue
     for block in merging:
         for place, axis in zip(block.made, block.relate(node, chosen), strict=True):
             found[place] = axis
@@ -251,89 +247,6 @@ def unsqueeze(node: Node) -> list[Axis]:
     return [fixed("its size is 1") if axis in new else next(rest) for axis in range(rank)]
 
 
-@axes_of("Concat")
-def concat(node: Node) -> list[Axis]:
-    """y = x_1, x_2, ... one after the other along an axis."""
-    axis, inputs = node.attribute("axis") % node.rank(), range(len(node.ir.inputs))
-    found = []
-    for place in range(node.rank()):
-        take = node.positions if place == axis else node.axis
-        axes = [take(index, place) for index in inputs]
-        if place != axis:
-            joined = node.join(*axes)
-            found.append(joined.with_zero(all(part.zero for part in axes)))
-            continue
-        if all(part.labels is None for part in axes):
-            found.append(axes[0])
-            continue
-        found.append(_concatenated(node, axes, [node.shape(index)[place] for index in inputs]))
-    return found
-
-
-def _concatenated(node: Node, axes: Sequence[Axis], sizes: Sequence[Dimension]) -> Axis:
-    parts = []
-    for part, size in zip(axes, sizes, strict=True):
-        if part.labels is not None:
-            parts.append(part)
-            continue
-        held = node.new(size)
-        if held.labels is None:
-            for other in axes:
-                node.fix(other, held.reason)
-            return held
-        node.fix(held, part.reason)
-        parts.append(held.with_zero(True))  # it stays
-    labels = np.concatenate([part.labels for part in parts if part.labels is not None])
-    return Axis(labels, zero=all(part.zero for part in parts))
-
-
-@axes_of("Split")
-def split(node: Node) -> list[list[Axis]]:
-    """y_1, y_2, ... = consecutive parts of x along an axis."""
-    axis, count = node.attribute("axis", 0) % node.rank(), len(node.ir.outputs)
-    whole = node.positions(0, axis)
-    sizes = node.integers("split", 1)
-    length = node.shape()[axis]
-    if sizes is None and not node.has(1) and isinstance(length, int):
-        each = -(-length // count)
-        sizes = [each] * (count - 1) + [length - each * (count - 1)]
-    others = [node.axis(0, place) for place in range(node.rank())]
-    if whole.labels is None or sizes is None:
-        held = node.fix(whole, f"{node.describe()} has computed sizes")
-        return [[*others[:axis], held, *others[axis + 1 :]]] * count
-    bounds = np.cumsum([0, *sizes])
-    parts = [whole.taken(whole.labels[start:end]) for start, end in itertools.pairwise(bounds.tolist())]
-
-    def change(cut: Cut) -> None:
-        counts = np.array([cut.count(part) for part in parts], np.int64)
-        if counts.tolist() == sizes:
-            return
-        node.ir.attributes.pop("num_outputs", None)
-        if node.opset < 13:
-            node.ir.attributes["split"] = ir.AttrInt64s("split", counts.tolist())
-        else:
-            cut.set_constant(node.ir, 1, counts)
-
-    node.on_cut(change)
-    return [[*others[:axis], part, *others[axis + 1 :]] for part in parts]
-
-
-@axes_of("Tile")
-def tile(node: Node) -> list[Axis]:
-    """y = x repeated along axes."""
-    repeats = node.constant(1)
-    found = []
-    for place in range(node.rank()):
-        axis, count = node.positions(0, place), None if repeats is None else int(repeats[place])
-        if axis.labels is None or count == 1:
-            found.append(axis if count == 1 else fixed("it is repeated"))
-        elif count is None:
-            found.append(node.fix(axis, f"{node.describe()} has computed repeats"))
-        else:
-            found.append(axis.taken(np.tile(axis.labels, count)))
-    return found
-
-
 @axes_of("Expand")
 def expand(node: Node) -> list[Axis]:
     """y = x broadcast to a shape; new axes have structures of their own."""
@@ -383,36 +296,3 @@ def shape(node: Node) -> list[Axis]:
     for place in range(node.rank()):
         node.positions(0, place)
     return [fixed("it lists sizes") for _ in node.ir.outputs[0].shape or ()]
-
-
-@axes_of("DepthToSpace")
-def depth_to_space(node: Node) -> list[Axis]:
-    """y [n, c, h b, w b] = blocks of the channels of x: the b² channels of one stay together."""
-    channels, block = node.positions(0, 1), node.attribute("blocksize")
-    if channels.labels is not None:
-        by_place = node.attribute("mode", "DCR") == "DCR"
-        rows = channels.labels.reshape((block**2, -1) if by_place else (-1, block**2))
-        channels = channels.taken(node.unite(rows.T if by_place else rows))
-    return [node.axis(0, 0), channels, fixed("it is an image axis"), fixed("it is an image axis")]
-
-
-@axes_of("SpaceToDepth")
-def space_to_depth(node: Node) -> list[Axis]:
-    """y [n, b² c, h / b, w / b] = blocks of x as channels."""
-    channels, block = node.positions(0, 1), node.attribute("blocksize")
-    if channels.labels is not None:
-        channels = channels.taken(np.tile(channels.labels, block**2))
-    return [node.axis(0, 0), channels, fixed("it is an image axis"), fixed("it is an image axis")]
-
-
-@axes_of("Trilu")
-def trilu(node: Node) -> list[Axis]:
-    """y = a triangle of x, which relates its last two axes."""
-    return same_shape(node, keeps_zero=True, mixed=[-1, -2], reason="relates its last two axes")
-
-
-@axes_of("ReverseSequence")
-def reverse_sequence(node: Node) -> list[Axis]:
-    """y = x with its sequences reversed."""
-    mixed = [node.attribute("batch_axis", 1), node.attribute("time_axis", 0)]
-    return same_shape(node, keeps_zero=True, mixed=mixed, reason="reverses it")

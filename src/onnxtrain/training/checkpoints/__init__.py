@@ -1,1 +1,0 @@
-"""Checkpoints of a training, to resume from."""

@@ -1,0 +1,159 @@
+"""Inputs of a working copy: which are images, which are token ids, and which have one value for all examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.value import COMMON, PIXELS, TABLE_ROWS, behind, constant_array, dimensions, is_float
+from onnxtrain.parameters.readers import REARRANGING, Reader, arrivals
+
+_THROUGH: Final = REARRANGING | {"Resize", "Pad"}
+
+_KEEPING_AXES: Final = {"Add", "Cast", "Div", "Identity", "Mul", "Pad", "Resize", "Sub"}
+
+_LARGE: Final = 16.0
+"""Least mean or deviation of images of 0 to 255; those of images of 0 to 1 or -1 to 1 are below 2."""
+
+_STEPS: Final = 8
+"""Nodes that are followed from an input."""
+
+
+def mark_image_inputs(model: ir.Model) -> None:
+    """Declare the channels of floating images, and record where the model divides them by 255 or a similar number.
+
+    Exporters declare channels as a symbol, too; the weights of the convolution that reads them tell their number.
+    """
+    for value in model.graph.inputs:
+        shape = dimensions(value)
+        if not is_float(value) or shape is None or len(shape) not in (3, 4):
+            continue
+        if any(_scales_bytes(value, _STEPS)):
+            value.meta[PIXELS] = True
+        for axis, channels in _channels(value, tuple(range(len(shape))), _STEPS):
+            if not isinstance(shape[axis], int):
+                value.shape = ir.Shape([*shape[:axis], channels, *shape[axis + 1 :]])
+                break
+
+
+def _channels(value: ir.Value, axes: tuple[int, ...], steps: int) -> Iterator[tuple[int, int]]:
+    """Yield the axis of the channels and their number, for each convolution that reads a value or what is behind it."""
+    for node, index in value.uses():
+        shapes = [dimensions(each) for each in node.inputs if each is not None]
+        widens = any(len(shape) > len(axes) for shape in shapes if shape is not None)
+        if node.domain or widens or (index and node.op_type not in ("Add", "Mul")):
+            continue
+        if node.op_type == "Conv":
+            weights = dimensions(node.inputs[1]) if node.inputs[1] is not None else None
+            if weights is not None and len(weights) == len(axes) and isinstance(weights[1], int):
+                yield axes[1], weights[1] * node.attributes.get_int("group", 1)
+        elif steps and node.op_type == "Transpose":
+            order = node.attributes.get_ints("perm", range(len(axes))[::-1])
+            yield from _channels(node.outputs[0], tuple(axes[axis] for axis in order), steps - 1)
+        elif steps and node.op_type in _KEEPING_AXES:
+            yield from _channels(node.outputs[0], axes, steps - 1)
+
+
+def _scales_bytes(value: ir.Value, steps: int) -> Iterator[bool]:
+    """Yield whether the nodes that normalize a value take images of 0 to 255, for each such node that tells."""
+    for reader in arrivals(value, through=_THROUGH):
+        found = _takes_bytes(reader)
+        if found is not None:
+            yield found
+        elif steps and _other_operand(reader) is not None:
+            yield from _scales_bytes(reader[0].outputs[0], steps - 1)
+
+
+def _takes_bytes(reader: Reader) -> bool | None:
+    """Return whether a node normalizes images of 0 to 255; ``None`` where it leaves this open."""
+    node, index = reader
+    if node.op_type == "BatchNormalization" and not node.domain and index == 0:
+        mean = _magnitude(node.inputs[3])
+        return None if mean is None else mean >= _LARGE
+    operand = _other_operand(reader)
+    if operand is None or not operand:
+        return None
+    if node.op_type in ("Add", "Sub"):
+        return True if operand >= _LARGE else None
+    if node.op_type == "Div" and index == 1:
+        return None
+    divisor = operand if node.op_type == "Div" else 1 / operand
+    if divisor >= _LARGE:
+        return True
+    return False if divisor <= 1 / _LARGE else None
+
+
+def _other_operand(reader: Reader) -> float | None:
+    """Return the largest magnitude of the constant that an arithmetic node joins with its other input."""
+    node, index = reader
+    if node.domain or node.op_type not in ("Add", "Sub", "Mul", "Div"):
+        return None
+    return _magnitude(node.inputs[1 - index])
+
+
+def _magnitude(value: ir.Value | None) -> float | None:
+    """Return the largest magnitude of a constant; ``None`` for other values."""
+    array = constant_array(behind(value, REARRANGING))
+    return float(np.abs(array).max()) if array is not None and array.size else None
+
+
+_KEEP_ELEMENTS: Final = ("Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+_KEEP_ROWS: Final = ("Cast", "Identity", "DequantizeLinear")
+"""Operators between an initializer and the table that Gather reads."""
+
+
+def mark_token_inputs(model: ir.Model) -> None:
+    """Record the rows of the embedding table at each integer input whose values are looked up in one.
+
+    ONNX's Gather counts negative indices from the end of the table, so that a wrong token id would train another row.
+    """
+    for value in model.graph.inputs:
+        sizes = [] if value.dtype not in (ir.DataType.INT32, ir.DataType.INT64) else list(_tables(value))
+        if sizes:
+            value.meta[TABLE_ROWS] = min(sizes)
+
+
+def _tables(value: ir.Value) -> Iterator[int]:
+    """Yield the rows of the tables [rows, width] that the elements of a value are looked up in."""
+    for node, slot in value.uses():
+        if not node.domain and node.op_type in _KEEP_ELEMENTS and slot == 0:
+            yield from _tables(node.outputs[0])
+        elif slot == 1 and (node.domain, node.op_type) in (("", "Gather"), (MICROSOFT_DOMAIN, "GatherBlockQuantized")):
+            axis = node.attributes.get("axis", node.attributes.get("gather_axis"))
+            table = _initializer(node.inputs[0])
+            shape = None if table is None else dimensions(table)
+            if (axis is None or axis.as_int() == 0) and shape and len(shape) == 2 and isinstance(shape[0], int):
+                yield shape[0]
+
+
+def _initializer(value: ir.Value | None) -> ir.Value | None:
+    """Return the initializer whose values a table has; ``None`` for integers, such as the sizes of a shape."""
+    floating = value is not None and is_float(value)
+    while value is not None and (node := value.producer()) is not None:
+        if node.domain or node.op_type not in _KEEP_ROWS:
+            return None
+        value = node.inputs[0]
+        floating = floating or node.op_type == "DequantizeLinear" or (value is not None and is_float(value))
+    return value if floating and value is not None and value.is_initializer() else None
+
+
+def mark_common_inputs(graph: ir.Graph) -> None:
+    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare."""
+    sizes = {value: shape[0] for value in graph.inputs if (shape := dimensions(value))}
+    fixed = {value: size for value, size in sizes.items() if isinstance(size, int) and size > 1}
+    if not fixed or all(isinstance(size, int) for size in sizes.values()):
+        return
+    batch = BatchAxes.of_inputs(graph, None).follow(graph)
+    for value, size in fixed.items():
+        own = BatchAxes({value: BatchAxis(0)}, size).follow(graph)
+        is_followed = all(dimensions(reached) is not None for reached in own)
+        if is_followed and not any(
+            axis == batch.get(value, axis) for value, axis in own.items() if value.is_graph_output()
+        ):
+            value.meta[COMMON] = True
