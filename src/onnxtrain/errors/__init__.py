@@ -16,11 +16,6 @@ class OnnxTrainError(Exception):
         got: What it has: a value, a shape, a type, a count.
         wanted: What it needs instead.
         everywhere: True if all ranks of a distributed training raise it, so that one of them prints it.
-
-    Example:
-        >>> error = DataError("the target array has rank 2, but the model needs rank 1.")
-        >>> error.about("the target array", got=2, wanted=1).wanted
-        1
     """
 
     what: object = None
