@@ -7,7 +7,8 @@ import pytest
 
 import onnxtrain
 from sentences import warns_sentence
-from zoo.exported_modules import MODULES, differences, export
+from zoo.exported_modules import MODULES
+from zoo.exporting import differences, export
 
 torch = pytest.importorskip("torch")
 pytestmark = [

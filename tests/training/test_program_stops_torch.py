@@ -8,7 +8,7 @@ import pytest
 
 import onnxtrain
 from sentences import warns_sentence
-from zoo.exported_modules import module_class
+from zoo.exporting import module_class
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
