@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import onnxtrain
+from frames import Frame
 from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.naming import in_order
@@ -24,26 +25,6 @@ LABELS = X[:, :3].argmax(1)
 TEXTS = np.array(["ash", "elm", "oak"])[LABELS]
 NAMES = ("b", "a", "height", "10", "e")
 SETTINGS = {"epochs": 2, "batch_size": 7, "progress": False}
-
-
-class Frame:
-    """The interface that pandas and Polars share."""
-
-    def __init__(self, columns):
-        self._columns = {name: np.asarray(values) for name, values in columns.items()}
-        self.columns = list(columns)
-
-    def __getitem__(self, name):
-        return self._columns[name]
-
-    def __len__(self):
-        return len(next(iter(self._columns.values())))
-
-    def to_numpy(self):
-        return np.stack(list(self._columns.values()), axis=1)
-
-    def __array__(self, dtype=None, copy=None):
-        return self.to_numpy()
 
 
 def columns(order=NAMES, rows=slice(None), target="kind"):

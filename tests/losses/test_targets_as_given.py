@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import onnxtrain
+from frames import Frame
 from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.errors.spelling import ALIASES
@@ -128,26 +129,6 @@ def test_labels_stay_with_the_model_and_the_checkpoint(tmp_path):
     (tmp_path / "tuned.labels.json").write_text('{"a": 1}')
     with pytest.raises(ModelError, match="must be a JSON list of strings"):
         onnxtrain.Trainer(path, loss=LOSS)
-
-
-class Frame:
-    """The common interface of pandas and Polars."""
-
-    def __init__(self, columns):
-        self._columns = {name: np.asarray(values) for name, values in columns.items()}
-        self.columns = list(columns)
-
-    def __getitem__(self, name):
-        return self._columns[name]
-
-    def __len__(self):
-        return len(next(iter(self._columns.values())))
-
-    def to_numpy(self):
-        return np.stack(list(self._columns.values()), axis=1)
-
-    def __array__(self, dtype=None, copy=None):
-        return self.to_numpy()
 
 
 def frame(**more):

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from test_state_dtype import ratio_of_losses
 
 import onnxtrain
 from onnxtrain import examples
@@ -15,7 +16,6 @@ from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.runtime.options import RuntimeOptions
 from sentences import raises_sentence
 from zoo.arrays import assert_same
-from zoo.noisy_digits import noisy_digits
 
 LOSS = "softmax_cross_entropy"
 RNG = np.random.default_rng(3)
@@ -132,20 +132,7 @@ def test_a_training_model_saved_to_a_file_continues():
 )
 def test_it_trains_as_well_as_with_float32(optimizer):
     """After 400 steps on noisy digits of ten classes, validation losses differ by less than two percent."""
-    data, test = noisy_digits(1600, 2000)
-    losses = []
-    for state_dtype in (None, "8bit"):
-        learner = onnxtrain.Trainer(
-            examples.mlp((64, 64, 10)),
-            loss=LOSS,
-            optimizer=optimizer,
-            precision=onnxtrain.Precision(states=state_dtype),
-            threads=1,
-        )
-        learner.fit(data, epochs=8, batch_size=32, progress=False)
-        losses.append(learner.evaluate(test)["loss"])
-    assert losses[0] < 1.0
-    assert abs(losses[1] / losses[0] - 1) < 0.02
+    assert abs(ratio_of_losses(optimizer, "8bit", hidden=64) - 1) < 0.02
 
 
 def test_an_average_that_changes_by_a_thousandth_falls():
