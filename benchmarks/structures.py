@@ -39,7 +39,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "plugins"
 import masked_models
 
 from onnxtrain.plugins.pruning.choose_structures import STRUCTURES, first_reaching, removal_order
-from onnxtrain.plugins.pruning.latency import speedup as measured_speedup
+from onnxtrain.plugins.pruning.structures import measured_speedup
 
 LEAST = 0.2
 """Fraction of the parameters that must go."""

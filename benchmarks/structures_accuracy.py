@@ -26,7 +26,7 @@ from idx import read_digits
 from torch import nn
 
 import onnxtrain
-from onnxtrain.plugins.pruning.latency import speedup as measured_speedup
+from onnxtrain.plugins.pruning.structures import measured_speedup
 
 DENSE_EPOCHS, TUNE_EPOCHS, BATCH = 3, 2, 64
 RATIO = 0.5

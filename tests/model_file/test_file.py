@@ -23,11 +23,11 @@ def test_names_tensors_and_values() -> None:
     assert file.proto is model
     assert file.opset == 18
     assert file.names() == ["w", "b"]
-    assert file.tensor("b") == model.graph.initializer[1]
+    assert file.declared("b") == model.graph.initializer[1]
     np.testing.assert_array_equal(file.value("w"), [[1, 2], [3, 4], [5, 6]])
     assert not file.value("w").flags.writeable
     with raises_sentence("no_initializer", what="v"):
-        file.tensor("v")
+        file.declared("v")
 
 
 def test_opset_of_the_other_spelling_of_the_domain() -> None:

@@ -28,7 +28,7 @@ def test_external_data_is_copied_and_overwritten(tmp_path: Path) -> None:
     value = np.full((300, 4), 0.25, np.float32)
     file.save(saved, {"w": value})
     assert (path.read_bytes(), (tmp_path / "a" / "model.data").read_bytes()) == before
-    info = {entry.key: entry.value for entry in file.tensor("w").external_data}
+    info = {entry.key: entry.value for entry in file.declared("w").external_data}
     begin, end = int(info["offset"]), int(info["offset"]) + int(info["length"])
     data = (tmp_path / "b" / "tuned.onnx.data").read_bytes()
     assert data == before[1][:begin] + value.tobytes() + before[1][end:]

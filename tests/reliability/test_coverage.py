@@ -31,7 +31,7 @@ FUZZED = {
     "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py"),
     "small": (
         "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py",
-        "data/preprocessor.py", "training/report/record.py",
+        "training/report/record.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
     ),
     "tables": (

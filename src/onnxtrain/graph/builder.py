@@ -27,10 +27,15 @@ class Builder:
     """
 
     def __init__(
-        self, graph: ir.Graph, opset: int, *, before: ir.Node | None = None, outer: Builder | None = None
+        self,
+        graph: ir.Graph,
+        opset: int | None = None,
+        *,
+        before: ir.Node | None = None,
+        outer: Builder | None = None,
     ) -> None:
         self.graph = graph
-        self.opset = opset
+        self.opset: int = opset or (graph.opset_imports.get("", 1) if outer is None else outer.opset)
         self.scope = ""
         self.variables: set[ir.Value] = set() if outer is None else outer.variables
         """Initializers whose values change: rules must not read them as constants."""
@@ -146,7 +151,7 @@ class Builder:
         """
         if node.graph is not self.graph:
             assert isinstance(node.graph, ir.Graph)
-            return Builder(node.graph, self.opset, before=node, outer=self)
+            return Builder(node.graph, before=node, outer=self)
         self._names()  # once for all of these builders
         other = copy.copy(self)
         other._before, other.emitted = node, []
@@ -163,7 +168,7 @@ class Builder:
 
     def body(self, inputs: Sequence[ir.Value], name: str) -> Builder:
         """Return a builder for the body of an operator; the body may read values of this graph."""
-        return Builder(ir.Graph(inputs, [], nodes=[], name=name), self.opset, outer=self)
+        return Builder(ir.Graph(inputs, [], nodes=[], name=name), outer=self)
 
     def output(self, value: Value) -> None:
         """Make a value an output of the graph, through an Identity with a new name."""

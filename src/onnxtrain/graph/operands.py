@@ -236,10 +236,10 @@ def _type(
     if formal.type_str in known:
         return known[formal.type_str]
     open_type = _open_type(item, array, floating)
-    if f"tensor({_onnx_name(open_type)})" not in formal.types:
+    if f"tensor({open_type.name.lower()})" not in formal.types:
         for name in ("int64", "float", "bool"):
             if f"tensor({name})" in formal.types:
-                return _BY_ONNX_NAME[name]
+                return ir.DataType[name.upper()]
     return open_type
 
 
@@ -249,13 +249,6 @@ def _open_type(item: object, array: np.ndarray, floating: ir.DataType | None) ->
     if floating is not None and array.dtype.kind == "f":
         return floating
     return ir.DataType.FLOAT if array.dtype.kind == "f" else ir.DataType.from_numpy(array.dtype)
-
-
-_BY_ONNX_NAME = {"int64": ir.DataType.INT64, "float": ir.DataType.FLOAT, "bool": ir.DataType.BOOL}
-
-
-def _onnx_name(dtype: ir.DataType) -> str:
-    return str(onnx.TensorProto.DataType.Name(int(dtype))).lower()
 
 
 class _Formal(NamedTuple):

@@ -62,7 +62,7 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> It
 
 def _masked(graph: ir.Graph, backward: Backward) -> Backward:
     """If the model replaces NaN in a softmax's result, let the softmax's gradient read the replacement."""
-    backward.nodes += read_replacements(Builder(graph, graph.opset_imports.get("", 1)))
+    backward.nodes += read_replacements(Builder(graph))
     return backward
 
 

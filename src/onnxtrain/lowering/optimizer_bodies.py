@@ -148,7 +148,7 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
 
 
 def _fit_gradients(graph: ir.Graph, node: ir.Node, count: int) -> None:
-    op = Builder(graph, graph.opset_imports[""], before=node)
+    op = Builder(graph, before=node)
     op.scope = f"{node.name or node.op_type}/gradients"
     for index in range(2 + count, 2 + 2 * count):
         x, gradient = node.inputs[index - count], node.inputs[index]

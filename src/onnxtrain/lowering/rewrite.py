@@ -66,7 +66,7 @@ class Rewrite:
         """Apply the rules to a model; return whether anything changed."""
         changed = False
         graphs = [model.graph, *(model.graph.subgraphs() if any(rule.everywhere for rule in self.rules) else ())]
-        main = Builder(model.graph, model.graph.opset_imports.get("", 1))
+        main = Builder(model.graph)
         for graph in graphs:
             assert isinstance(graph, ir.Graph)
             for rule in self.rules:

@@ -121,7 +121,7 @@ def fuse_updates(model: ir.Model) -> None:
         fused = [_with_mask(_with_stored_parameter(variable, node.inputs[1])) for variable in fused]
         if fused == variables:
             continue
-        op = Builder(graph, graph.opset_imports[""], before=node)
+        op = Builder(graph, before=node)
         rate, count = (op.wrap(value) for value in node.inputs[:2] if value is not None)
         given = rate, count, op.constant(1.0, ir.DataType.FLOAT) if factor is None else op.wrap(factor)
         substitutes: dict[ir.Value, ir.Value] = {}
@@ -295,7 +295,7 @@ def _split(graph: ir.Graph, node: ir.Node, parts: Sequence[Sequence[Variable]]) 
         read = [rate, count, *waiting, *(value for variable in part for value in variable.inputs)]
         producers = [producer for value in read if (producer := value.producer()) is not None]
         last = max(map(ancestors.position, producers), default=-1)
-        op = Builder(graph, graph.opset_imports[""], before=nodes[last + 1])
+        op = Builder(graph, before=nodes[last + 1])
         op.scope = f"{node.name or 'update'}/{number}"
         ready = op.wrap(rate)
         if waiting:

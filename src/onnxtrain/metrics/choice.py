@@ -71,13 +71,7 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
     if whole is None:
         raise unknown(metric)
     known = {"predicts": whole.reads[0], "axis": 1, "ignore_index": None}
-    for option in options:
-        if option not in known:
-            raise OptionError(
-                f"{option}={options[option]!r} is given, but the metric {metric} has no such argument; it has "
-                f"{', '.join(known)}."
-            )
-    found = {**known, **checked_options(metric, options)}
+    found = known | checked_options(metric, options, known)
     metric_input = MetricInput("", found["predicts"], found["axis"], found["ignore_index"])
     if found["predicts"] not in whole.reads:
         raise OptionError(

@@ -403,7 +403,8 @@ def confusion_matrix(
     array([[1, 0],
            [1, 1]])
     """
-    checked_options("confusion_matrix", {"classes": classes, "axis": axis, "ignore_index": ignore_index})
+    given_options = {"classes": classes, "axis": axis, "ignore_index": ignore_index}
+    checked_options("confusion_matrix", given_options, given_options)
     truth, given = entered(y_true, y_pred)
     if CountedPredictions(axis, ignore_index).hold_nan(truth, given):
         raise DataError("y_pred holds NaN, which is not a class; check the model.")

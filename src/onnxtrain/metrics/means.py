@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec
 
@@ -51,9 +51,15 @@ def is_number(value: object) -> bool:
     return number and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the arguments of a metric."""
+def checked_options(name: str, options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Check the arguments of a metric, which has those with known names."""
     found = dict(options)
+    for option in options:
+        if option not in known:
+            raise OptionError(
+                f"{option}={options[option]!r} is given, but the metric {name} has no such argument; it has "
+                f"{', '.join(known) or 'none'}."
+            )
     for option, value in options.items():
         if option == "class_weights" and value is not None:
             weights = checked_class_weights(value)
@@ -78,14 +84,7 @@ class BuiltIn:
         self, name: str, read: Callable[[Array, Array], tuple[Array, Array]] | None = None, **options: Any
     ) -> NamedMetric:
         """Return the metric under a name."""
-        known = self.terms.__kwdefaults__ or {}
-        for option in options:
-            if option not in known:
-                raise OptionError(
-                    f"{option}={options[option]!r} is given, but the metric {name} has no such argument; it has "
-                    f"{', '.join(known) or 'none'}."
-                )
-        options = checked_options(name, options)
+        options = checked_options(name, options, self.terms.__kwdefaults__ or {})
         terms = functools.partial(self.terms, **options)
         counted = CountedPredictions(options.get("axis", 1), options.get("ignore_index"))
         measure: Callable[[Array, Array], Terms] = terms if read is None else lambda t, p: terms(*read(t, p))

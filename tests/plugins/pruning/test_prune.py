@@ -212,7 +212,7 @@ def test_report(tmp_path):
 
 
 def test_the_charts_show_the_numbers():
-    from onnxtrain.plugins.pruning.figure import charts, counted
+    from onnxtrain.plugins.pruning.report import charts, counted
 
     result = prune(epochs=2, fine_tune_epochs=0)
     accuracy, layers, _ = (Tree.fromstring(chart.svg()) for chart in charts(result))

@@ -12,7 +12,7 @@ import onnxtrain
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.parameters.masks import matmul_weights
 from onnxtrain.parameters.readers import LINEAR
-from onnxtrain.plugins.pruning.fresh import fresh_values
+from onnxtrain.plugins.pruning.job import fresh_values
 from sentences import raises_sentence
 
 # The operator that reads w, the shape of w, and whether it is a weight.

@@ -261,7 +261,7 @@ class _Segment(NamedTuple):
         readers = self.readers()
         first = next(node for node in readers if node.op_type not in SHAPES_ONLY)
         readers = [node for node in readers if self.order[node] >= self.order[first]]
-        op = Builder(self.graph, self.graph.opset_imports.get("", 1), before=first)
+        op = Builder(self.graph, before=first)
         op.scope = f"again: {self.nodes[0].name}"
         mapping: Values = {}
         for node in self._needed(readers):
@@ -286,7 +286,7 @@ class _Segment(NamedTuple):
         readers = {node for node in value.consumers() if node in self.order and node.op_type not in _FUSED_ANYWAY}
         if not readers - set(self.backward):
             return
-        op = Builder(self.graph, self.graph.opset_imports.get("", 1), before=min(readers, key=self.order.__getitem__))
+        op = Builder(self.graph, before=min(readers, key=self.order.__getitem__))
         op.scope = f"apart: {value.name}"
         same = op.Reshape(op.wrap(value), op.Shape(op.wrap(value)), allowzero=1).ir
         same.type, same.shape = value.type, value.shape

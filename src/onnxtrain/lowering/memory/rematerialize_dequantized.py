@@ -34,7 +34,7 @@ def rematerialize_dequantized(graph: ir.Graph) -> None:
     Requires: a sorted graph whose trainable parameters are inputs. Ensures: a sorted graph that computes the same.
     """
     count, order = 0, {node: index for index, node in enumerate(graph)}
-    main = Builder(graph, graph.opset_imports.get("", 1))
+    main = Builder(graph)
     for node in list(graph):
         if not _widens_weight(node, graph):
             continue

@@ -182,7 +182,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
     """
     renamed = dict[ir.Value, ir.Value]()
     emitted = set(backward.nodes)
-    main = Builder(model.graph, model.graph.opset_imports.get("", 1))
+    main = Builder(model.graph)
     graphs = [model.graph, *model.graph.subgraphs()]
     for graph in graphs:
         nodes = list(graph)

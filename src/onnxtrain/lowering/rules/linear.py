@@ -404,7 +404,7 @@ def use_mask_kernels(graph: ir.Graph) -> None:
 
     Requires: types, and the shapes of weights; gradients that are not yet part of updates. Ensures: a sorted graph.
     """
-    main = Builder(graph, graph.opset_imports[""])
+    main = Builder(graph)
     values = {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
     for name, mask in list(graph.initializers.items()):
         weight = values.get(name.removesuffix(MASK)) if name.endswith(MASK) else None

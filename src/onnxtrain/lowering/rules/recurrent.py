@@ -249,7 +249,7 @@ def split_recurrent_gradients(model: ir.Model) -> None:
     graph.
     """
     graph = model.graph
-    main = Builder(graph, graph.opset_imports[""])
+    main = Builder(graph)
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         if node.domain == ONNXTRAIN_DOMAIN and node.op_type.removesuffix("Gradient") in _OPERATORS:

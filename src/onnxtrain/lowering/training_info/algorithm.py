@@ -48,7 +48,7 @@ class Algorithm:
 
     def __init__(self, spec: StepSpec, first_values: FirstValues, *, label: str, graph: ir.Graph | None = None) -> None:
         self.graph = spec.model.graph if graph is None else graph
-        self.op = Builder(self.graph, spec.model.opset_imports[""])
+        self.op = Builder(self.graph)
         self.parameters = {name: self.graph.initializers[name] for name in spec.parameters}
         self.updates: dict[str, str] = {}
         self.states: dict[str, np.ndarray] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
@@ -80,35 +81,25 @@ def in_vectors(structures: Structures, removed: list[int]) -> list[int]:
     return [root for root in removed if rank[root] >= 0]
 
 
+def beginnings(order: list[int], structures: Structures) -> tuple[Callable[[int], list[int]], ...]:
+    """Return functions of a number of structures at the beginning of an order: those that save vectors, and all."""
+    return (lambda count: in_vectors(structures, order[:count])), (lambda count: order[:count])
+
+
 def first_reaching(order: list[int], structures: Structures, cost: Cost, most: float) -> list[int]:
     """Return the beginning of an order whose removal brings the cost to a value or below."""
+    for chosen in beginnings(order, structures):
 
-    def left(removed: list[int]) -> float:
-        return cost(structures.kept(removed))
+        def left(count: int, chosen: Callable[[int], list[int]] = chosen) -> float:
+            return cost(structures.kept(chosen(count)))
 
-    whole = in_vectors(structures, order)
-    if left(whole) <= most:
-        return _shortest(order, lambda removed: in_vectors(structures, removed), left, most)
-    if left(order) <= most:
-        return _shortest(order, list, left, most)
+        if left(len(order)) <= most:
+            return chosen(bisect_left(range(len(order)), True, key=lambda count: left(count) <= most))
     raise OptionError(
         f"The target cannot be reached: with all structures removed that may go (a tenth of each layer stays), "
-        f"{left(order) / max(left([]), 1e-12):.0%} of the cost remains; choose a lower target, or more kinds of "
+        f"{left(len(order)) / max(left(0), 1e-12):.0%} of the cost remains; choose a lower target, or more kinds of "
         "structures."
     )
-
-
-def _shortest(
-    order: list[int], chosen: Callable[[list[int]], list[int]], left: Callable[[list[int]], float], most: float
-) -> list[int]:
-    low, high = 0, len(order)
-    while low < high:
-        middle = (low + high) // 2
-        if left(chosen(order[:middle])) <= most:
-            high = middle
-        else:
-            low = middle + 1
-    return chosen(order[:high])
 
 
 def _squares(structures: Structures, spreads: Mapping[str, np.ndarray] | None) -> np.ndarray:

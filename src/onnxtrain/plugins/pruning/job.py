@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.data.opening import Source
 from onnxtrain.errors import OptionError
+from onnxtrain.graph.layers import Layer, layers
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.operators import Optimizer
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.measures import measure as find_measure
-from onnxtrain.operators.sparsity import Layer
+from onnxtrain.operators.sparsity import Layer as SparsityLayer
 from onnxtrain.parameters.layouts import product_layouts
-from onnxtrain.parameters.masks import choose_tensors
-from onnxtrain.plugins.pruning.fresh import fresh_values
-from onnxtrain.plugins.pruning.options import PruneOptions
-from onnxtrain.plugins.pruning.phases import Phases, Watch, metric_of
-from onnxtrain.plugins.pruning.recipe import Stage, choose_stages, dense_epochs
-from onnxtrain.plugins.pruning.record import LayerRow, Point
-from onnxtrain.plugins.pruning.report import PruneResult
+from onnxtrain.parameters.masks import choose_tensors, matmul_weights
+from onnxtrain.parameters.readers import read_through_identity
+from onnxtrain.plugins.pruning.options import Allocation, Plan
+from onnxtrain.plugins.pruning.phases import Phases, Watch
+from onnxtrain.plugins.pruning.recipe import Stage, dense_epochs
+from onnxtrain.plugins.pruning.report import LayerRow, Point, PruneResult
 from onnxtrain.plugins.pruning.thresholds import (
     FINE_TUNED,
     Cut,
@@ -38,7 +39,6 @@ from onnxtrain.plugins.pruning.thresholds import (
     search,
 )
 from onnxtrain.training.callbacks import Callback, TrainingState
-from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.config import Options
 from onnxtrain.training.trainer import Trainer
 
@@ -51,20 +51,12 @@ class PruningWarning(UserWarning):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(PruneOptions):
-    """The options of a pruning, with its update rules chosen."""
-
-    optimizer: Optimizer
-    fine_tune_optimizer: Optimizer
-    seed: int
-    slower: bool = True
+class WeightPlan(Plan):
+    """The options of a pruning of single weights or blocks."""
 
     def __post_init__(self) -> None:
-        methods, allocations = ("ssgd", "magnitude", "random"), ("uniform", "global", "flops")
-        for name, allowed in (("method", methods), ("allocation", allocations)):
-            if getattr(self, name) not in allowed:
-                listed = ", ".join(map(repr, allowed))
-                raise OptionError(f"{name} is {getattr(self, name)!r}; it needs to be one of {listed}.")
+        super().__post_init__()
+        self._check_one_of("allocation", get_args(Allocation))
         if self.n_m is not None:
             self._check_n_m(*self.n_m)
         elif (self.sparsity is None) == (self.accuracy_drop is None):
@@ -73,9 +65,8 @@ class Plan(PruneOptions):
             check_sparsity(self.sparsity)
         if self.accuracy_drop is not None and not 0 <= self.accuracy_drop < 1:
             raise OptionError(f"accuracy_drop is {self.accuracy_drop}; it needs a fraction of at least 0 and below 1.")
-        for name, least in (("epochs", 0), ("fine_tune_epochs", 0), ("rounds", 1)):
-            if (given := getattr(self, name)) is not None and given < least:
-                raise OptionError(f"{name} is {given}; it needs a number of at least {least}.")
+        if self.accuracy_drop is not None and self.validation is None:
+            raise OptionError("accuracy_drop= is measured on validation data, which is missing; give validation=.")
         if self.rounds is not None and self.epochs is not None and self.rounds > max(self.epochs, 1):
             raise OptionError(
                 f"rounds is {self.rounds}, but there are {self.epochs} epochs to cut after; give at least as many."
@@ -102,10 +93,6 @@ class Plan(PruneOptions):
         """The sparsity of the last cut; ``None`` where a search finds it."""
         return self.sparsity if self.n_m is None else 1 - self.n_m[0] / self.n_m[1]
 
-    def form(self) -> Form:
-        """Return the form of the cuts, without the layouts of the tensors."""
-        return Form(self.block, self.n_m, self.allocation)
-
     def cut(self, weights: Mapping[str, np.ndarray], sparsity: float, form: Form) -> Cut:
         """Compute the cut at a sparsity."""
         if self.method == "random":
@@ -119,15 +106,13 @@ class Job:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: WeightPlan,
         model: str | os.PathLike[str] | onnx.ModelProto,
+        data: Source,
         loss: LossLike,
-        target: str | None,
         options: Options,
-        say: Callable[[str], None],
-        display: Display,
     ) -> None:
-        self.plan, self.target, self.say, self._display = plan, target, say, display
+        self.plan = plan
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
         objective = self.trainer.objective
         self.names = choose_tensors(objective.shapes, plan.tensors, "tensors", objective.matmul_weights)
@@ -140,32 +125,25 @@ class Job:
                 "of a product, a convolution, a recurrent layer or an embedding; "
                 "choose others with tensors=."
             )
-        self.form = replace(plan.form(), held=dict(self.trainer.masks))
+        self.form = Form(plan.block, plan.n_m, plan.allocation, held=dict(self.trainer.masks))
         if self.form.needs_layouts:
             self.form = replace(self.form, layouts=product_layouts(objective.model, self.names))
-        if plan.accuracy_drop is not None and metric_of(self.trainer) != "accuracy":
+        if plan.save is not None and plan.storage == "dense":
+            self.trainer.config.model.check_writable(plan.save)
+        self.phases = Phases(self.trainer, data, plan)
+        if plan.accuracy_drop is not None and self.phases.metric != "accuracy":
             raise OptionError("accuracy_drop= needs a loss of a classifier; for this loss give sparsity=.")
         self.probes: list[Probe] = []
         self.points: list[Point] = []
         self.curve: list[Point] = []
         self.reference: float | None = None
-        self.max_scales: dict[str, float | None] = {}
+        self.max_scales: dict[str, float] = {}
         self.cut: Cut | None = None
         self.stage = Stage(None, 0, 1, 0)
 
-    def run(self, data: Source, validation: Source | float | None) -> PruneResult:
+    def run(self) -> PruneResult:
         """Train, cut, fine-tune, and return the result."""
-        plan, trainer = self.plan, self.trainer
-        self.phases = phases = Phases(
-            trainer,
-            data,
-            validation,
-            plan,
-            target=self.target,
-            slower=plan.slower,
-            say=self.say,
-            display=self._display,
-        )
+        plan, trainer, phases = self.plan, self.trainer, self.phases
         before = phases.measure(trainer)
         given = self._weights()
         whole = trainer.get_weights()
@@ -176,20 +154,13 @@ class Job:
         after = phases.measure(self.trainer)
         if not plan.fresh and plan.epochs != 0:
             after = self._or_cut_alone(given, whole, after)
-        metric = phases.metric
-        self.say(f"result: {metric} {after:.4f} at {self._cut().sparsity:.2%} zeros")
+        phases.say(f"result: {phases.metric} {after:.4f} at {self._cut().sparsity:.2%} zeros")
         tuned = self.stage.fine_tune_epochs > 0 and plan.method != "random"
-        return PruneResult(
-            method=plan.method,
-            optimizer=repr(plan.optimizer),
-            allocation=plan.allocation,
-            block=plan.block,
-            n_m=plan.n_m,
-            metric=metric,
-            measured_on=phases.measured_on,
-            accuracy_before=before,
-            accuracy_trained=trained,
-            accuracy_after=after,
+        reached = (trained,) if plan.fresh else (before, trained)
+        return phases.result(
+            before,
+            trained,
+            after,
             layers=tuple(self._row(name) for name in self.names),
             points=tuple(self.points),
             curve=tuple(self.curve),
@@ -199,20 +170,13 @@ class Job:
             values=self.trainer.initializers(),
             file=self.trainer.config.model,
             names=self.trainer.data_names,
-            shortfall=phases.shortfall(after, (trained,) if plan.fresh else (before, trained), plan) if tuned else "",
+            shortfall=phases.shortfall(after, *reached) if tuned else "",
         )
 
     def _run_stages(self) -> float:
         """Train, cut and fine-tune, stage by stage; return the accuracy before the last cut."""
         plan = self.plan
-        stages = choose_stages(
-            plan.final_sparsity,
-            zeros=_zeros(self._weights()),
-            examples=self.phases.examples,
-            epochs=plan.epochs,
-            rounds=plan.rounds,
-            fine_tune_epochs=plan.fine_tune_epochs,
-        )
+        stages = self.phases.stages(plan.final_sparsity, zeros=_zeros(self._weights()))
         if len(stages) > 1:
             self._train_densely()
         trained = float("nan")
@@ -228,9 +192,7 @@ class Job:
         """Train a model that has learned nothing before the first cut, which one epoch shows."""
         phases, before = self.phases, self.phases.measure(self.trainer)
         for epochs in (1, dense_epochs(phases.examples)):
-            trained = phases.train(
-                self.trainer, "dense training", optimizer=self.plan.optimizer.plain(), epochs=epochs, schedule=None
-            )
+            trained = phases.train(self.trainer, "dense training", epochs)
             if not phases.is_lost(before, phases.measure(trained)):
                 return
         self.trainer = trained
@@ -248,15 +210,7 @@ class Job:
             cutters.append(_Cutter(self, None))
             cutters[0].cut(1)
         else:
-            self.trainer = self.phases.train(
-                self.trainer,
-                "training",
-                optimizer=self.plan.optimizer,
-                epochs=stage.epochs,
-                schedule=self.plan.schedule,
-                callbacks=cutting,
-                seed=seed,
-            )
+            self.trainer = self.phases.train(self.trainer, "training", stage.epochs, callbacks=cutting, seed=seed)
         done = cutters[-1]
         self.points += done.points
         self.curve += done.curve
@@ -265,16 +219,8 @@ class Job:
 
     def _fine_tuned(self, enough: float | None = None) -> Trainer:
         """Return a trainer in which the remaining weights were trained with the plain rule."""
-        plan = self.plan
-        return self.phases.train(
-            self.trainer,
-            "fine-tuning",
-            optimizer=plan.fine_tune_optimizer,
-            epochs=self.stage.fine_tune_epochs,
-            schedule=plan.fine_tune_schedule,
-            enough=enough,
-            seed=self.trainer.config.seed + 1,
-        )
+        seed = self.trainer.config.seed + 1
+        return self.phases.train(self.trainer, "fine-tuning", self.stage.fine_tune_epochs, enough=enough, seed=seed)
 
     def _deepen(self) -> None:
         """Cut and fine-tune further, as long as the fine-tuned model stays within the allowed drop."""
@@ -322,7 +268,7 @@ class Job:
         if not self.phases.is_better(alone, after):
             self.trainer = tuned
             return after
-        self.say(f"the given model without training is better after the cut: {self.phases.metric} {alone:.4f}")
+        self.phases.say(f"the given model without training is better after the cut: {self.phases.metric} {alone:.4f}")
         self.cut = cut
         return alone
 
@@ -359,15 +305,18 @@ class Job:
 
     def note_scales(self) -> None:
         """Record the largest step scale of every tensor before a cut."""
-        layer_of, cap = _scaling(self.plan.optimizer)
+        rule: Any = self.plan.optimizer
+        if not rule.promotes_sparsity:
+            return
+        source = rule.sparsity_modifier or rule
+        found = find_measure(source.measure, reweighting=source.reweighting, epsilon=source.epsilon, p=source.p)
         sparsified = self.trainer.objective.sparsified(self.trainer.config.sparsify)
         for name in self.names:
-            promoted = layer_of is not None and name in sparsified
-            scale = None
-            if promoted and layer_of is not None:
+            if name in sparsified:
                 block = self.form.layouts[name].block(*self.plan.block) if self.plan.block != (1, 1) else ()
-                scale = layer_of(self.trainer.parameters[name], block).scale(cap).data
-            self.max_scales[name] = None if scale is None else float(np.max(np.asarray(scale), initial=0.0))
+                layer = SparsityLayer.of(Tensor(self.trainer.parameters[name]), found, block)
+                scale = np.asarray(layer.scale(float(source.max_scale)).data)
+                self.max_scales[name] = float(np.max(scale, initial=0.0))
 
     def _row(self, name: str) -> LayerRow:
         array = self.trainer.parameters[name]
@@ -379,15 +328,6 @@ class Job:
             threshold=self._cut().thresholds[name],
             max_scale=self.max_scales.get(name),
         )
-
-
-def _scaling(optimizer: Optimizer) -> tuple[Callable[[np.ndarray, Sequence[int]], Layer] | None, float]:
-    """Return the function that computes a layer's sparsity weights (None without promotion), and the scale's cap."""
-    if not optimizer.promotes_sparsity:
-        return None, 0.0
-    source: Any = optimizer.sparsity_modifier or optimizer
-    found = find_measure(source.measure, reweighting=source.reweighting, epsilon=source.epsilon, p=source.p)
-    return (lambda array, block: Layer.of(Tensor(array), found, block)), float(source.max_scale)
 
 
 def _zeros(weights: Mapping[str, np.ndarray]) -> float:
@@ -435,7 +375,7 @@ class _Cutter(Callback):
         if self._watch is not None:
             self._watch.note_cut(accuracy)
         self.points.append(Point(cut.sparsity, accuracy))
-        job.say(
+        job.phases.say(
             f"cut {part} of {stage.rounds}: {cut.sparsity:.2%} zeros, "
             f"{metric} {self.accuracy:.4f} before, {accuracy:.4f} after"
         )
@@ -454,3 +394,38 @@ class _Cutter(Callback):
         )
         self.probes += probes
         return cut
+
+
+def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """Sample new initial values of parameters.
+
+    Source: K. He, X. Zhang, S. Ren, J. Sun, "Delving Deep into Rectifiers", ICCV 2015.
+    """
+    generator = np.random.default_rng(seed)
+    names = [name for name in parameters if name in model.graph.initializers]
+    weights = set(matmul_weights(model, names))
+    found = {str(layer.weight.name): layer for layer in layers(model.graph)}
+    values = {}
+    for name, array in parameters.items():
+        readers = read_through_identity(model.graph.initializers[name]) if name in names else []
+        node, index = next(iter(readers), (None, 0))
+        if array.ndim >= 2 and (name in weights or sum(size > 1 for size in array.shape) > 1 or node is None):
+            deviation = math.sqrt(2 / max(_fan_in(found.get(name), node, array.shape), 1))
+            values[name] = (deviation * generator.standard_normal(array.shape)).astype(array.dtype)
+        else:
+            values[name] = np.full(array.shape, 1.0 if _scales(node, index) else 0.0, dtype=array.dtype)
+    return values
+
+
+def _scales(node: ir.Node | None, index: int) -> bool:
+    if node is None:
+        return False
+    return node.op_type == "Mul" or (index == 1 and node.op_type.endswith("Normalization"))
+
+
+def _fan_in(layer: Layer | None, node: ir.Node | None, shape: tuple[int, ...]) -> int:
+    """Return the fan-in of a weight: the number of inputs that an output sums over."""
+    if layer is not None and layer.inputs is not None:
+        convolves = layer.form.channels == 1
+        return math.prod(size for axis, size in enumerate(shape) if axis == layer.inputs or (convolves and axis > 1))
+    return shape[-1] if node is not None and node.op_type in ("LSTM", "GRU", "RNN") else shape[-2]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
+from onnxtrain.errors import OptionError
 from onnxtrain.training.config import Flag, option
 
 if TYPE_CHECKING:
@@ -228,3 +229,27 @@ class PruneOptions:
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Take the options among the arguments of a call."""
         return cls(**{name: arguments[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(PruneOptions):
+    """The options of a pruning, with its update rules chosen."""
+
+    optimizer: Optimizer
+    fine_tune_optimizer: Optimizer
+    seed: int
+    slower: bool = True
+    """Whether a training that does harm starts again at a lower rate."""
+
+    def __post_init__(self) -> None:
+        self._check_one_of("method", get_args(Method))
+        for name, least in (("epochs", 0), ("fine_tune_epochs", 0), ("rounds", 1)):
+            if (given := getattr(self, name)) is not None and given < least:
+                raise OptionError(f"{name} is {given}; it needs a number of at least {least}.")
+        if self.storage not in get_args(Storage):
+            raise OptionError(f"storage is {self.storage!r}; it needs to be 'dense' or 'sparse'.")
+
+    def _check_one_of(self, name: str, allowed: Sequence[str]) -> None:
+        if getattr(self, name) not in allowed:
+            listed = ", ".join(map(repr, allowed))
+            raise OptionError(f"{name} is {getattr(self, name)!r}; it needs to be one of {listed}.")

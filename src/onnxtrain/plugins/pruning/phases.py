@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -12,12 +12,14 @@ from onnxtrain.data import split_validation
 from onnxtrain.data.opening import Source
 from onnxtrain.errors import NumericalError
 from onnxtrain.losses import BinaryCrossEntropy, Distillation, SoftmaxCrossEntropy
-from onnxtrain.operators import Optimizer
-from onnxtrain.plugins.pruning.recipe import choose_batch_size, choose_schedule
+from onnxtrain.plugins.pruning.options import Plan
+from onnxtrain.plugins.pruning.recipe import Stage, choose_batch_size, choose_schedule, choose_stages
+from onnxtrain.plugins.pruning.report import PruneResult
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.callbacks.progress import Display, Progress, StepsOf
-from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.trainer import Trainer
+
+Phase = Literal["dense training", "training", "fine-tuning"]
 
 _SLOWEST: Final = 27
 """Largest divisor of the default learning rate, which each training that does harm divides by three."""
@@ -29,25 +31,6 @@ _HOPELESS: Final = 0.4
 """Fraction of its accuracy that a model may lose in a pruning whose epochs or update rules the user chose."""
 
 
-class _Settings(Protocol):
-    """The settings of single weights and of structures that the trainings need."""
-
-    @property
-    def batch_size(self) -> int | None: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def epochs(self) -> int | None: ...
-    @property
-    def fine_tune_epochs(self) -> int | None: ...
-
-
-def metric_of(trainer: Trainer) -> str:
-    """Return the metric of a pruning: the accuracy of a classifier, or the loss."""
-    classifies = isinstance(trainer.objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
-    return "accuracy" if classifies else "loss"
-
-
 def _readable_again(data: Any) -> Any:
     return list(data) if hasattr(data, "__next__") else data
 
@@ -55,35 +38,56 @@ def _readable_again(data: Any) -> Any:
 class Phases:
     """The data of a pruning, and the trainings on them."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        data: Source,
-        validation: Source | float | None,
-        settings: _Settings,
-        *,
-        target: str | None,
-        slower: bool,
-        say: Callable[[str], None],
-        display: Display,
-    ) -> None:
-        self.metric = metric_of(trainer)
+    def __init__(self, trainer: Trainer, data: Source, plan: Plan) -> None:
+        classifies = isinstance(trainer.objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
+        self.plan, self.metric = plan, "accuracy" if classifies else "loss"
+        data, validation = _readable_again(data), _readable_again(plan.validation)
         self.measured_on = "training data" if validation is None else "validation data"
-        data, validation = _readable_again(data), _readable_again(validation)
         if isinstance(validation, float):
-            parts = split_validation(trainer.open_data(data, target=target), validation, settings.seed)
+            parts = split_validation(trainer.open_data(data, target=plan.target), validation, plan.seed)
             data, validation = parts.train, parts.validation
-        self._data, self._measured, self._target = data, data if validation is None else validation, target
-        self.opened = trainer.open_data(data, target=target)
+        self._data, self._measured = data, data if validation is None else validation
+        self.opened = trainer.open_data(data, target=plan.target)
         self.examples = self.opened.size
-        self.batch_size = settings.batch_size or choose_batch_size(self.examples)
-        self.say, self._slower = say, slower
+        self.batch_size = plan.batch_size or choose_batch_size(self.examples)
+        shown = plan.progress
+        display = shown if isinstance(shown, Display) else Display()
+        self.say = display.note if shown is None or isinstance(shown, Display) else shown
         self._divisor, self._shown = 1, Progress(StepsOf(display))
+
+    def stages(self, sparsity: float | None, *, zeros: float = 0.0) -> list[Stage]:
+        """Return the stages of the pruning of a model with a fraction of zeros."""
+        plan = self.plan
+        return choose_stages(
+            sparsity,
+            zeros=zeros,
+            examples=self.examples,
+            epochs=plan.epochs,
+            rounds=plan.rounds,
+            fine_tune_epochs=plan.fine_tune_epochs,
+        )
+
+    def result(self, before: float, trained: float, after: float, **found: Any) -> PruneResult:
+        """Return the result of the pruning from the accuracies as given, before the last cut, and at the end."""
+        plan = self.plan
+        return PruneResult(
+            method=plan.method,
+            optimizer=repr(plan.optimizer),
+            allocation=plan.allocation,
+            block=plan.block,
+            n_m=plan.n_m,
+            metric=self.metric,
+            measured_on=self.measured_on,
+            accuracy_before=before,
+            accuracy_trained=trained,
+            accuracy_after=after,
+            **found,
+        )
 
     def measure(self, trainer: Trainer) -> float:
         """Return the accuracy of a trainer's model, or the loss if it does not classify."""
         metrics = ["accuracy"] if self.metric == "accuracy" else []
-        return float(trainer.evaluate(self._measured, target=self._target, metrics=metrics)[self.metric])
+        return float(trainer.evaluate(self._measured, target=self.plan.target, metrics=metrics)[self.metric])
 
     def is_better(self, one: float, other: float) -> bool:
         """Return whether the first of two results is better."""
@@ -97,13 +101,10 @@ class Phases:
             most = (3 if hopelessly else 1) * abs(best)
         return not np.isfinite(value) or (self.is_better(best, value) and abs(best - value) > most)
 
-    def shortfall(self, after: float, reached: Sequence[float], settings: _Settings) -> str:
+    def shortfall(self, after: float, *reached: float) -> str:
         """Return a sentence about a result that lost what the model had reached; "" for a good one."""
-        given = (settings.epochs, settings.fine_tune_epochs, getattr(settings, "rounds", None))
-        own = not self._slower or any(number is not None for number in given)
-        best = reached[0]
-        for value in reached[1:]:
-            best = value if self.is_better(value, best) else best
+        plan, best = self.plan, (max if self.metric == "accuracy" else min)(reached)
+        own = not plan.slower or any(given is not None for given in (plan.epochs, plan.fine_tune_epochs, plan.rounds))
         if not self.is_lost(after, best, hopelessly=own):
             return ""
         return (
@@ -114,11 +115,9 @@ class Phases:
     def train(
         self,
         start: Trainer,
-        phase: str,
-        *,
-        optimizer: Optimizer,
+        phase: Phase,
         epochs: int,
-        schedule: str | Schedule | None,
+        *,
         callbacks: Callable[[Trainer, Watch], Sequence[Callback]] = lambda trainer, watch: (),
         enough: float | None = None,
         **changes: Any,
@@ -130,11 +129,17 @@ class Phases:
         """
         if not epochs:
             return start
+        plan = self.plan
+        optimizer, schedule = {
+            "dense training": (plan.optimizer.plain(), None),
+            "training": (plan.optimizer, plan.schedule),
+            "fine-tuning": (plan.fine_tune_optimizer, plan.fine_tune_schedule),
+        }[phase]
         first, weights, tunes = self.measure(start), start.get_weights(), phase != "training"
         batches = self.opened.batch_count(self.batch_size)
         chosen = schedule or choose_schedule(None if batches is None else epochs * batches, falling=tunes)
         while True:
-            may_slow = self._slower and self._divisor < _SLOWEST
+            may_slow = plan.slower and self._divisor < _SLOWEST
             rate = optimizer.learning_rate / self._divisor
             rule = replace(optimizer, learning_rate=rate) if self._divisor > 1 else optimizer
             trainer = start.rebuilt(optimizer=rule, **changes)
@@ -143,7 +148,7 @@ class Phases:
             try:
                 trainer.fit(
                     self._data,
-                    target=self._target,
+                    target=plan.target,
                     epochs=epochs,
                     batch_size=self.batch_size,
                     schedule=chosen,

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Unpack
 
 import onnx
@@ -18,7 +17,7 @@ from onnxtrain.model_file.saving import current_folder, reached_from, save_or_re
 from onnxtrain.model_file.writing import check_writable, only_warns
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
-from onnxtrain.plugins.pruning.job import Job, Plan, PruningWarning
+from onnxtrain.plugins.pruning.job import Job, PruningWarning, WeightPlan
 from onnxtrain.plugins.pruning.options import Allocation, Method, PruneOptions, Storage, Structure
 from onnxtrain.plugins.pruning.recipe import choose_fine_tuning, choose_optimizer
 from onnxtrain.plugins.pruning.report import PruneResult, check_report_folder
@@ -144,18 +143,10 @@ def prune(
     rule = optimizer or choose_optimizer(sparsity)
     promoting = _promoting(rule, block) if method == "ssgd" else rule.plain()
     chosen = {**vars(asked), "optimizer": promoting, "seed": options.get("seed", 0), "slower": optimizer is None}
-    plan: Plan | StructurePlan
+    plan: StructurePlan | WeightPlan
     if structure is not None:
-        _refuse_with_structure(
-            tensors=tensors is not None,
-            accuracy_drop=accuracy_drop is not None,
-            rounds=rounds is not None,
-            block=block != (1, 1),
-            n_m=n_m is not None,
-            fresh=fresh,
-            storage=storage != "dense",
-        )
-        chosen |= {"structure": _kinds_of(structure), "method": _known(method)}
+        _refuse_with_structure(asked)
+        chosen["structure"] = tuple(structure) if isinstance(structure, (list, tuple)) else (structure,)
         plan = StructurePlan(**chosen | {"fine_tune_optimizer": fine_tune_optimizer or rule.plain()})
     elif options.get("lora") is not None:
         raise OptionError(
@@ -169,42 +160,16 @@ def prune(
         )
     else:
         tuning = fine_tune_optimizer or (rule.plain() if optimizer else choose_fine_tuning(sparsity, rule))
-        plan = Plan(**chosen | {"n_m": _pair_of(n_m), "fine_tune_optimizer": tuning})
-    if storage not in ("dense", "sparse"):
-        raise OptionError(f"storage is {storage!r}; it needs to be 'dense' or 'sparse'.")
-    if accuracy_drop is not None and validation is None:
-        raise OptionError("accuracy_drop= is measured on validation data, which is missing; give validation=.")
+        plan = WeightPlan(**chosen | {"n_m": _pair_of(n_m), "fine_tune_optimizer": tuning})
     if save is not None:
         check_writable(save)
     if report is not None:
         check_report_folder(report)
     start = current_folder()
-    display = progress if isinstance(progress, Display) else Display()
-    say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
-
     if isinstance(plan, StructurePlan):
-        result = prune_structures(
-            plan, model, data, validation, loss=loss, target=target, options=options, say=say, display=display
-        )
+        result = prune_structures(plan, model, data, loss, options)
     else:
-        job = Job(plan, model, loss, target, options, say, display)
-        if save is not None and storage == "dense":
-            job.trainer.config.model.check_writable(save)
-        result = job.run(data, validation)
-    result = _finished(result, save, report, storage, start)
-    if result.shortfall:
-        warnings.warn(result.shortfall, PruningWarning, stacklevel=2)
-    return result
-
-
-def _finished(
-    result: PruneResult,
-    save: str | os.PathLike[str] | None,
-    report: str | os.PathLike[str] | None,
-    storage: Storage,
-    start: Path,
-) -> PruneResult:
-    """Write the model, and then the report."""
+        result = Job(plan, model, data, loss, options).run()
     try:
         if save is not None:
             save_or_rescue(lambda path: result.save(path, storage=storage), save, start)
@@ -212,27 +177,20 @@ def _finished(
         if report is not None:
             with only_warns("The pruning has no report"):
                 result.save_report(reached_from(start, report))
+    if result.shortfall:
+        warnings.warn(result.shortfall, PruningWarning, stacklevel=2)
     return result
 
 
-def _refuse_with_structure(**given: bool) -> None:
+def _refuse_with_structure(asked: PruneOptions) -> None:
     """Raise OptionError for options of single weights that come with structures."""
-    wrong = [name for name, present in given.items() if present]
+    own = ("tensors", "accuracy_drop", "rounds", "block", "n_m", "fresh", "storage")
+    wrong = [name for name in own if getattr(asked, name) != getattr(PruneOptions, name)]
     if wrong:
         raise OptionError(
             f"{wrong[0]}= is an option for single weights, but structure= removes whole structures; "
             "leave out one of them."
         )
-
-
-def _kinds_of(structure: Structure | Sequence[Structure]) -> tuple[Structure, ...]:
-    return tuple(structure) if isinstance(structure, (list, tuple)) else (structure,)  # type: ignore[return-value]
-
-
-def _known(method: Method) -> Method:
-    if method not in ("ssgd", "magnitude", "random"):
-        raise OptionError(f"method is {method!r}; it needs to be one of 'ssgd', 'magnitude', 'random'.")
-    return method
 
 
 def _promoting(optimizer: Optimizer, block: tuple[int, int]) -> Optimizer:

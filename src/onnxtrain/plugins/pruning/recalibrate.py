@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
+from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.layers import Layer, layers, stored
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
 from onnxtrain.model_file.upgrade import upgrade_opset
+from onnxtrain.runtime.turns import session_of_one_thread
 
 _SMALLEST = 1e-6
 """Spread below which a channel counts as constant."""
@@ -87,15 +89,13 @@ def spreads_of(
     model: onnx.ModelProto, names: Collection[str], feeds: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Return the standard deviation of each channel of the inputs of linear layers and convolutions."""
-    copy = _copied(model)
-    made = {name for node in copy.graph.node for name in node.output}
+    measured = _copied(model)
+    made = {str(value.name): value for node in measured.graph for value in node.outputs}
     readers = layers(infer_shapes(ir.from_proto(model)).graph)
-    found = {layer.x: _Measured(layer.x, layer.summed) for layer in readers if layer.x in made and layer.x in names}
-    del copy.graph.output[:]
-    for value in found.values():
-        copy.graph.node.extend(value.nodes(copy))
-        copy.graph.output.add().CopyFrom(helper.make_tensor_value_info(f"{value.name}/spread", TensorProto.FLOAT, None))
-    return dict(zip(found, _outputs(copy, feeds), strict=True)) if found else {}
+    reduced = {layer.x: layer.summed for layer in readers if layer.x in made and layer.x in names}
+    op = Builder(measured.graph, _OPSET)
+    spreads = [_statistics(op, made[name], axes).spread for name, axes in reduced.items()]
+    return dict(zip(reduced, _outputs(measured, spreads, feeds), strict=True)) if spreads else {}
 
 
 def _factor(wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -179,110 +179,59 @@ def _run(
     wanted: Mapping[str, Statistics] | None = None,
 ) -> list[Statistics]:
     """Return the statistics of the layers' results; with wanted ones, each layer gets inputs that have these."""
-    copy = _copied(model)
-    graph = copy.graph
-    of = {layer.result: layer for layer in layers}
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    nodes = list(graph.node)
-    del graph.node[:]
-    del graph.output[:]
-    for node in nodes:
-        layer = of.get(node.output[0]) if node.output else None
-        if layer is None:
-            graph.node.append(node)
-            continue
-        graph.node.extend(_measuring(copy, node, layer, types[layer.weight], wanted))
-    for name in of:
-        for kind in ("mean", "spread"):
-            graph.output.add().CopyFrom(helper.make_tensor_value_info(f"{name}/{kind}", TensorProto.FLOAT, None))
-    flat = [array.astype(np.float64) for array in _outputs(copy, feeds)]
+    measured = _copied(model)
+    op, found = Builder(measured.graph, _OPSET), []
+    values = {str(value.name): value for node in measured.graph for value in node.outputs}
+    for layer in layers:
+        value = values[layer.result]
+        readers = list(value.uses())
+        result = _statistics(op, value, layer.reduced)
+        found += [result.mean, result.spread]
+        if wanted is not None:
+            shape = [-1, *[1] * (len(layer.reduced) - 1)] if layer.reduced is not None else [-1]
+            mean, spread = (op.constant(array.astype(np.float32).reshape(shape)) for array in wanted[layer.result])
+            least, low, high = (op.constant(np.float32(bound)) for bound in (_SMALLEST, *_RANGE))
+            factor = op.Clip(spread / op.Max(result.spread, least), low, high)
+            moved = op.Reshape(result.centred * factor + mean, op.Shape(op.wrap(value)))
+            weight = measured.graph.initializers[layer.weight]
+            corrected = op.Cast(moved, to=int(weight.dtype or ir.DataType.FLOAT))
+            for node, index in readers:
+                node.replace_input_with(index, corrected.ir)
+    flat = [array.astype(np.float64) for array in _outputs(measured, found, feeds)]
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
+class _Measured(NamedTuple):
+    """Mean and standard deviation of the channels of a value, and the value without its mean."""
+
+    mean: Value
+    spread: Value
+    centred: Value
+
+
+def _statistics(op: Builder, value: ir.Value, reduced: Sequence[int] | None) -> _Measured:
+    """Emit the statistics of a value over axes; of a matrix of rows and channels, over its rows."""
+    table = op.Cast(op.wrap(value), to=int(ir.DataType.FLOAT))
+    if reduced is None:
+        table = op.Flatten(table, axis=-1)
+    axes = op.ints(*(reduced or [0]))
+    mean = op.ReduceMean(table, axes, keepdims=1)
+    centred = table - mean
+    return _Measured(mean, op.Sqrt(op.ReduceMean(centred * centred, axes, keepdims=1)), centred)
+
+
+def _copied(model: onnx.ModelProto) -> ir.Model:
     """Return a copy that the operators of the measurement can be added to; names are the same."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    return upgrade_opset(copy, _OPSET)
+    return ir.from_proto(upgrade_opset(copy, _OPSET))
 
 
-def _outputs(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Run a model; return its outputs as vectors."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+def _outputs(model: ir.Model, values: Sequence[Value], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Compute some values of a model as vectors."""
+    model.graph.outputs[:] = [value.ir for value in values]
+    model.graph.sort()
+    session = session_of_one_thread(ir.to_proto(model).SerializeToString())
     names = {value.name for value in session.get_inputs()}
     arrays = session.run(None, {name: array for name, array in feeds.items() if name in names})
     return [np.asarray(array).reshape(-1) for array in arrays]
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A value whose channels are measured."""
-
-    name: str
-    reduced: tuple[int, ...] | None
-    source: str | None = None
-
-    def constant(self, model: onnx.ModelProto, kind: str, array: np.ndarray) -> str:
-        """Add an initializer; return its name."""
-        model.graph.initializer.append(numpy_helper.from_array(array, f"{self.name}/{kind}"))
-        return f"{self.name}/{kind}"
-
-    def nodes(self, model: onnx.ModelProto) -> list[onnx.NodeProto]:
-        """Return nodes that compute name/mean and name/spread, and name/centred on the way."""
-        name, wide = self.name, f"{self.name}/wide"
-        found = [helper.make_node("Cast", [self.source or name], [wide], to=TensorProto.FLOAT)]
-        table = wide
-        if self.reduced is None:  # a matrix of rows and channels
-            table = f"{name}/table"
-            found.append(helper.make_node("Flatten", [wide], [table], axis=-1))
-        return [
-            *found,
-            self._mean(model, table, f"{name}/mean"),
-            helper.make_node("Sub", [table, f"{name}/mean"], [f"{name}/centred"]),
-            helper.make_node("Mul", [f"{name}/centred", f"{name}/centred"], [f"{name}/squares"]),
-            self._mean(model, f"{name}/squares", f"{name}/variance"),
-            helper.make_node("Sqrt", [f"{name}/variance"], [f"{name}/spread"]),
-        ]
-
-    def _mean(self, model: onnx.ModelProto, source: str, target: str) -> onnx.NodeProto:
-        axes = np.array([0] if self.reduced is None else self.reduced)
-        listed = self.constant(model, f"{target.rpartition('/')[2]}/axes", axes)
-        return helper.make_node("ReduceMean", [source, listed], [target], keepdims=1)
-
-
-def _measuring(
-    model: onnx.ModelProto,
-    node: onnx.NodeProto,
-    layer: _Layer,
-    dtype: int,
-    wanted: Mapping[str, Statistics] | None,
-) -> list[onnx.NodeProto]:
-    """Return the node with nodes behind it that measure its result, and that give it the wanted statistics."""
-    name = layer.result
-    value = _Measured(name, layer.reduced, f"{name}/raw")
-    measured = onnx.NodeProto()
-    measured.CopyFrom(node)
-    measured.output[0] = f"{name}/raw"
-    found = [measured, *value.nodes(model)]
-    if wanted is None:
-        return [*found, helper.make_node("Identity", [f"{name}/raw"], [name])]
-    shape = [-1, *[1] * (len(layer.reduced) - 1)] if layer.reduced is not None else [-1]
-    mean, spread = (array.astype(np.float32).reshape(shape) for array in wanted[name])
-    small, low, high = (
-        value.constant(model, f"bound{place}", np.array(bound, np.float32))
-        for place, bound in enumerate((_SMALLEST, *_RANGE))
-    )
-    return [
-        *found,
-        helper.make_node("Max", [f"{name}/spread", small], [f"{name}/divisor"]),
-        helper.make_node("Div", [value.constant(model, "wanted", spread), f"{name}/divisor"], [f"{name}/ratio"]),
-        helper.make_node("Clip", [f"{name}/ratio", low, high], [f"{name}/factor"]),
-        helper.make_node("Mul", [f"{name}/centred", f"{name}/factor"], [f"{name}/scaled"]),
-        helper.make_node("Add", [f"{name}/scaled", value.constant(model, "centre", mean)], [f"{name}/moved"]),
-        helper.make_node("Shape", [f"{name}/raw"], [f"{name}/sizes"]),
-        helper.make_node("Reshape", [f"{name}/moved", f"{name}/sizes"], [f"{name}/back"]),
-        helper.make_node("Cast", [f"{name}/back"], [name], to=dtype),
-    ]

@@ -1,36 +1,67 @@
-"""Report of a pruning: a table per layer, accuracies and sizes, as text, JSON and a figure."""
+"""Result of a pruning, and its report: a table per layer, accuracies and sizes, as text, JSON and charts."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import io
 import json
 import math
 import os
 import tempfile
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from onnxtrain.data.data_names import write_names
+from onnxtrain.data.data_names import DataNames, write_names
 from onnxtrain.errors import OptionError
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.writing import AtomicFiles, check_writable
-from onnxtrain.plugins.pruning.figure import charts
 from onnxtrain.plugins.pruning.options import Storage
-from onnxtrain.plugins.pruning.record import PruneRecord
 from onnxtrain.plugins.pruning.sparse import save_sparse
 from onnxtrain.plugins.pruning.thresholds import Probe
-from onnxtrain.training.report.charts import matplotlib_available, png
+from onnxtrain.training.report.charts import Chart, bar_chart, curve_chart, matplotlib_available, png
 
 _CHUNK = 1 << 20
 _WIDTH = 110
+
+_BINS = 81
+
+
+_MOST_LAYERS = 24
+"""Most bars in a readable chart; with more tensors, the largest ones are shown."""
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """Result of the pruning for one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    non_zeros: int
+    threshold: float
+    max_scale: float | None
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of zeros."""
+        return 1 - self.non_zeros / self.size if self.size else 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """The accuracy, or the loss, at a sparsity."""
+
+    sparsity: float
+    value: float
 
 
 @dataclass(frozen=True)
@@ -43,8 +74,55 @@ class Sizes:
     sparse_gzip: int
 
 
-class PruneResult(PruneRecord):
+@dataclass(frozen=True)
+class PruneResult:
     """A pruned model with its record, its files and its report."""
+
+    method: str
+    optimizer: str
+    allocation: str
+    block: tuple[int, int]
+    n_m: tuple[int, int] | None
+    metric: str
+    measured_on: str
+    accuracy_before: float
+    accuracy_trained: float
+    accuracy_after: float
+    layers: tuple[LayerRow, ...]
+    points: tuple[Point, ...]
+    curve: tuple[Point, ...]
+    probes: tuple[Probe, ...]
+    masks: dict[str, np.ndarray] = field(repr=False)
+    given: dict[str, np.ndarray] = field(repr=False)
+    values: dict[str, np.ndarray] = field(repr=False)
+    file: ModelFile = field(repr=False)
+    names: DataNames = field(default_factory=DataNames, repr=False)
+    structure: tuple[str, ...] = ()
+    removed_structures: int = 0
+    multiply_adds: tuple[int, int] = (0, 0)
+    speedup: float = 1.0
+    stops: dict[str, str] = field(default_factory=dict)
+    shortfall: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of weights in the pruned tensors."""
+        return sum(row.size for row in self.layers)
+
+    @property
+    def non_zeros(self) -> int:
+        """Number of remaining weights."""
+        return sum(row.non_zeros for row in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of zeros in the pruned tensors."""
+        return 1 - self.non_zeros / self.size
+
+    @property
+    def compression(self) -> float:
+        """Number of weights over the number of remaining ones; infinite if none remains."""
+        return self.size / self.non_zeros if self.non_zeros else math.inf
 
     def save(self, path: str | os.PathLike[str], *, storage: Storage = "dense") -> None:
         """Write the model: dense with its zeros, or with ``sparse_initializer`` where that takes fewer bytes.
@@ -158,7 +236,8 @@ class PruneResult(PruneRecord):
             ]
         if self.probes:
             for fine_tuned, how in ((True, "with"), (False, "without")):
-                probes = sorted((probe for probe in self.probes if probe.fine_tuned == fine_tuned), key=_sparsity)
+                probes = [probe for probe in self.probes if probe.fine_tuned == fine_tuned]
+                probes.sort(key=lambda probe: probe.sparsity)
                 tried = ", ".join(f"{probe.sparsity:.2%}: {show(probe.accuracy)}" for probe in probes)
                 if tried:
                     lines.insert(2, f"searched (zeros: {self.metric} {how} fine-tuning): {tried}")
@@ -197,28 +276,66 @@ def check_report_folder(folder: str | os.PathLike[str]) -> None:
         check_writable(path / name)
 
 
-def _sparsity(probe: Probe) -> float:
-    return probe.sparsity
+def charts(result: PruneResult) -> list[Chart]:
+    """Return the charts of a result."""
+    return [_accuracy(result), _layers(result), _weights(result)]
+
+
+def _accuracy(result: PruneResult) -> Chart:
+    """Draw accuracy over the density on a logarithmic axis, which spreads the low densities."""
+    percent, unit = (100.0, " %") if result.metric == "accuracy" else (1.0, "")
+    left = max(1 - result.sparsity, 0.5 / result.size)
+    after = percent * result.accuracy_after
+    ordered = sorted(result.curve, key=lambda point: point.sparsity)
+    curves = {"cut at once, not fine-tuned": [(100 * (1 - point.sparsity), percent * point.value) for point in ordered]}
+    if len(result.points) > 1:
+        curves["after each cut"] = [(100 * (1 - point.sparsity), percent * point.value) for point in result.points]
+    curves[f"result: {after:.4g}{unit} at {100 * result.sparsity:.4g} % zeros"] = [(100 * left, after)]
+    densities = [x for line in curves.values() for x, _ in line if x > 0]
+    before = percent * result.accuracy_before
+    curves["model as given"] = [(x, before) for x in (max(densities), min(densities))]
+    title = f"{result.metric}{unit} on {result.measured_on}"
+    name = "weights left, %"
+    return curve_chart(curves, title=title, name=name, falling=True, logarithmic=(True, False))
+
+
+def _layers(result: PruneResult) -> Chart:
+    """Draw the fraction of zeros in each tensor, with the number of remaining weights as a note."""
+    largest = sorted(result.layers, key=lambda row: -row.size)[:_MOST_LAYERS]
+    shown = [row for row in result.layers if row in largest]
+    some = f" ({len(shown)} largest of {len(result.layers)})" if len(shown) < len(result.layers) else ""
+    notes = {row.name: f"{row.non_zeros:,} left of {row.size:,}" for row in shown}
+    return bar_chart({row.name: row.sparsity for row in shown}, title=f"sparsity per layer{some}", notes=notes)
+
+
+def _weights(result: PruneResult) -> Chart:
+    """Draw histograms of all weights before, and of the non-zero weights after, on a logarithmic axis."""
+    before, after, edges = counted(result)
+    centres = ((edges[1:] + edges[:-1]) / 2).tolist()
+    curves = {
+        "as given": list(zip(centres, before.tolist(), strict=True)),
+        "as saved, without its zeros": list(zip(centres, after.tolist(), strict=True)),
+    }
+    return curve_chart(curves, title="number of weights", name="weight", logarithmic=(False, True))
+
+
+def counted(result: PruneResult) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the histograms of all weights before and of the non-zero weights after, and their bin edges."""
+    before = np.concatenate([array.ravel() for array in result.given.values()]).astype(np.float64)
+    after = np.concatenate([result.values[name].ravel() for name in result.given]).astype(np.float64)
+    after = after[after != 0]
+    reach = max(np.abs(before).max(initial=0.0), np.abs(after).max(initial=0.0)) or 1.0
+    edges = np.linspace(-reach, reach, _BINS + 1)
+    return np.histogram(before, edges)[0], np.histogram(after, edges)[0], edges
 
 
 def _gzip_size(path: Path) -> int:
     """Return the gzip size of a file in bytes, reading it in blocks."""
-
-    class Counter(io.RawIOBase):
-        count = 0
-
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: Any) -> int:
-            self.count += len(data)
-            return len(data)
-
-    counter = Counter()
-    with path.open("rb") as file, gzip.GzipFile(fileobj=counter, mode="wb", mtime=0) as stream:
+    packer, size = zlib.compressobj(9, wbits=31), 0
+    with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            stream.write(chunk)
-    return counter.count
+            size += len(packer.compress(chunk))
+    return size + len(packer.flush())
 
 
 def _finite(value: Any) -> Any:

@@ -60,7 +60,27 @@ def save_sparse(
     """
     file = model if isinstance(model, ModelFile) else ModelFile.load(model)
     check_writable(path)
-    proto, sparse = sparse_model(file, values or {}, names)
+    dense = file.dense()
+    given = {name: _fitting(array, dense.declared(name)) for name, array in (values or {}).items()}
+    proto = dense.inlined(without=given)
+    graph = proto.graph
+    sparse, kept = [], []
+    for tensor in graph.initializer:
+        array = given.get(tensor.name)
+        if array is None:
+            array = numpy_helper.to_array(tensor) if tensor.data_type in _DTYPES else None
+        allowed = len(tensor.dims) >= 2 if names is None else tensor.name in names
+        if allowed and array is not None and tensor.data_type in _DTYPES and pays(array):
+            graph.sparse_initializer.append(_sparse(array, tensor))
+            sparse.append(tensor.name)
+            continue
+        if tensor.name in given:
+            new = numpy_helper.from_array(np.ascontiguousarray(given[tensor.name]), tensor.name)
+            new.doc_string = tensor.doc_string
+            tensor.CopyFrom(new)
+        kept.append(tensor)
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
     try:
         data = proto.SerializeToString()
     except (EncodeError, ValueError) as error:
@@ -69,34 +89,6 @@ def save_sparse(
         ) from error
     file.replace_by(path, data)
     return sparse
-
-
-def sparse_model(
-    file: ModelFile, values: Mapping[str, np.ndarray], names: Collection[str] | None = None
-) -> tuple[onnx.ModelProto, list[str]]:
-    """Return the model that :func:`save_sparse` writes, and the names of its sparse initializers."""
-    file = file.dense()
-    values = {name: _fitting(array, file.declared(name)) for name, array in values.items()}
-    proto = file.inlined(without=values)
-    graph = proto.graph
-    sparse, kept = [], []
-    for tensor in graph.initializer:
-        array = values.get(tensor.name)
-        if array is None:
-            array = numpy_helper.to_array(tensor) if tensor.data_type in _DTYPES else None
-        allowed = len(tensor.dims) >= 2 if names is None else tensor.name in names
-        if allowed and array is not None and tensor.data_type in _DTYPES and pays(array):
-            graph.sparse_initializer.append(_sparse(array, tensor))
-            sparse.append(tensor.name)
-            continue
-        if tensor.name in values:
-            new = numpy_helper.from_array(np.ascontiguousarray(values[tensor.name]), tensor.name)
-            new.doc_string = tensor.doc_string
-            tensor.CopyFrom(new)
-        kept.append(tensor)
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    return proto, sparse
 
 
 def _fitting(array: np.ndarray, tensor: TensorProto) -> np.ndarray:

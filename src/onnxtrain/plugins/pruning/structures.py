@@ -9,23 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import onnxruntime
 
 from onnxtrain.data import Dataset
 from onnxtrain.data.opening import Source
 from onnxtrain.editing.working import Working
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.operators import Optimizer
-from onnxtrain.plugins.pruning.choose_structures import STRUCTURES, first_reaching, in_vectors, removal_order
-from onnxtrain.plugins.pruning.latency import speedup as measured_speedup
-from onnxtrain.plugins.pruning.options import PruneOptions, Structure
+from onnxtrain.plugins.pruning.choose_structures import STRUCTURES, beginnings, first_reaching, removal_order
+from onnxtrain.plugins.pruning.options import Plan, Structure
 from onnxtrain.plugins.pruning.phases import Phases
 from onnxtrain.plugins.pruning.recalibrate import recalibrated, spreads_of
-from onnxtrain.plugins.pruning.recipe import choose_batch_size, choose_stages
-from onnxtrain.plugins.pruning.record import LayerRow, Point
-from onnxtrain.plugins.pruning.report import PruneResult
+from onnxtrain.plugins.pruning.recipe import choose_batch_size
+from onnxtrain.plugins.pruning.report import LayerRow, Point, PruneResult
 from onnxtrain.plugins.structures.axes import Structures, find_structures
-from onnxtrain.training.callbacks.progress import Display
+from onnxtrain.runtime.turns import session_of_one_thread, times_in_turns
 from onnxtrain.training.config import Options
 from onnxtrain.training.trainer import Trainer
 
@@ -36,17 +34,18 @@ _TRIES = 6
 """Models that are cut and timed in the search for a speed-up."""
 
 
+_FREE_SIZES = (1, 8, 16, 32, 64, 224)
+"""Sizes for free axes behind the first, tried in this order; the first axis, the batch, gets 1."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class StructurePlan(PruneOptions):
-    """The options of a structured pruning, with its update rules chosen."""
+class StructurePlan(Plan):
+    """The options of a structured pruning."""
 
     structure: tuple[Structure, ...]
-    optimizer: Optimizer
-    fine_tune_optimizer: Optimizer
-    seed: int
-    slower: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.allocation not in ("global", "uniform"):
             raise OptionError(
                 f"allocation is {self.allocation!r}; structure= needs 'global' or 'uniform'; flops= is a target for it."
@@ -68,9 +67,6 @@ class StructurePlan(PruneOptions):
                 raise OptionError(f"{name} is {target!r}; it needs a fraction above 0 and below 1.")
         if self.speedup is not None and not (isinstance(self.speedup, (int, float)) and 1 < self.speedup < 1000):
             raise OptionError(f"speedup is {self.speedup!r}; it needs a factor above 1 and below 1000, such as 2.0.")
-        for name in ("epochs", "fine_tune_epochs"):
-            if (given_epochs := getattr(self, name)) is not None and given_epochs < 0:
-                raise OptionError(f"{name} is {given_epochs}; it needs a number of at least 0.")
 
     def order(self, structures: Structures, spreads: Mapping[str, np.ndarray] | None = None) -> list[int]:
         """Return the structures that may go, the first to go first."""
@@ -120,7 +116,7 @@ class StructurePlan(PruneOptions):
         """Return functions of the beginning of an order to remove: its structures, and the speed-up without them."""
         assert self.speedup is not None
         best = 0.0
-        for chosen in (lambda count: in_vectors(structures, order[:count]), lambda count: order[:count]):
+        for chosen in beginnings(order, structures):
 
             def factor(count: int, chosen: Callable[[int], list[int]] = chosen) -> float:
                 return measured_speedup(trained, without(trained, chosen(count)))
@@ -158,6 +154,39 @@ def without(model: onnx.ModelProto, removed: Sequence[int]) -> onnx.ModelProto:
     return working.finish()
 
 
+def measured_speedup(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
+    """Return the time of the first model over that of the second, for one example and one thread."""
+    first, second = (session_of_one_thread(model.SerializeToString()) for model in (before, after))
+    one, other = times_in_turns(first, second, _random_feeds(before, first))
+    return one / other
+
+
+def _random_feeds(model: onnx.ModelProto, session: onnxruntime.InferenceSession) -> dict[str, np.ndarray]:
+    """Return random inputs on which a model runs."""
+    rng = np.random.default_rng(0)
+    problem: Exception | None = None
+    initialized = {tensor.name for tensor in model.graph.initializer}
+    for free in _FREE_SIZES:
+        feeds: dict[str, np.ndarray] = {}
+        for info in model.graph.input:
+            if info.name in initialized:
+                continue
+            dims = info.type.tensor_type.shape.dim
+            shape = [dim.dim_value or (1 if place == 0 else free) for place, dim in enumerate(dims)]
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+            drawn = rng.integers(0, 2, shape) if dtype.kind in "iub" else rng.normal(size=shape)
+            feeds[info.name] = drawn.astype(dtype)
+        try:
+            session.run(None, feeds)
+        except Exception as error:  # another size may do
+            problem = problem or error
+        else:
+            return feeds
+    raise OptionError(
+        f"speedup= is measured on random inputs, on which the model does not run ({problem}); give flops=."
+    )
+
+
 @dataclass(frozen=True)
 class _Smaller:
     """A model without some of its structures, ready for fine-tuning."""
@@ -173,28 +202,16 @@ def prune_structures(
     plan: StructurePlan,
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Source,
-    validation: Source | float | None,
-    *,
     loss: LossLike,
-    target: str | None,
     options: Options,
-    say: Callable[[str], None],
-    display: Display,
 ) -> PruneResult:
     """Train, remove structures, and fine-tune the smaller model."""
     if options.get("masks") is not None:
         raise OptionError("masks= holds single weights at zero, structure= removes whole structures; give one of them.")
     given = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
     plan.check(given.model())
-    phases = Phases(given, data, validation, plan, target=target, slower=plan.slower, say=say, display=display)
-    stage = choose_stages(
-        None,
-        zeros=0.0,
-        examples=phases.examples,
-        epochs=plan.epochs,
-        rounds=None,
-        fine_tune_epochs=plan.fine_tune_epochs,
-    )[0]
+    phases = Phases(given, data, plan)
+    (stage,) = phases.stages(None)
 
     def cut(trainer: Trainer) -> _Smaller:
         trained = trainer.model()
@@ -210,28 +227,22 @@ def prune_structures(
         return _Smaller(tuner, structures, removed, faster, phases.measure(tuner))
 
     before = accuracy_trained = phases.measure(given)
-    trainer = phases.train(given, "training", optimizer=plan.optimizer, epochs=stage.epochs, schedule=plan.schedule)
+    trainer = phases.train(given, "training", stage.epochs)
     found = cut(trainer)
     if trainer is not given:
         accuracy_trained = phases.measure(trainer)
         if phases.is_better((untrained := cut(given)).accuracy, found.accuracy):
-            say(f"cut without the training, the given model is better: {phases.metric} {untrained.accuracy:.4f}")
+            phases.say(f"cut without the training, the given model is better: {phases.metric} {untrained.accuracy:.4f}")
             found, trainer, accuracy_trained = untrained, given, before
     structures, removed = found.structures, found.removed
     size, left = structures.size(), structures.size(kept := structures.kept(removed))
-    say(
+    phases.say(
         f"removed {len(removed)} structures: {size:,} weights became {left:,}, "
         f"{phases.metric} {accuracy_trained:.4f} before, {found.accuracy:.4f} after"
     )
-    tuner = phases.train(
-        found.tuner,
-        "fine-tuning",
-        optimizer=plan.fine_tune_optimizer,
-        epochs=stage.fine_tune_epochs,
-        schedule=plan.fine_tune_schedule,
-    )
+    tuner = phases.train(found.tuner, "fine-tuning", stage.fine_tune_epochs)
     after = phases.measure(tuner)
-    say(f"result: {phases.metric} {after:.4f}, {found.speedup:.2f} times as fast")
+    phases.say(f"result: {phases.metric} {after:.4f}, {found.speedup:.2f} times as fast")
     values = tuner.initializers()
     masks = {name: mask for name, mask in structures.masks(removed).items() if name in values}
     weights = {
@@ -244,18 +255,11 @@ def prune_structures(
     if plan.speedup is not None and found.speedup < plan.speedup:
         shortfall = f"The model runs {found.speedup:.2f} times as fast, not {plan.speedup}; other programs may disturb."
     elif stage.fine_tune_epochs > 0 and plan.method != "random":
-        shortfall = phases.shortfall(after, (before, accuracy_trained), plan)
-    return PruneResult(
-        method=plan.method,
-        optimizer=repr(plan.optimizer),
-        allocation=plan.allocation,
-        block=(1, 1),
-        n_m=None,
-        metric=phases.metric,
-        measured_on=phases.measured_on,
-        accuracy_before=before,
-        accuracy_trained=accuracy_trained,
-        accuracy_after=after,
+        shortfall = phases.shortfall(after, before, accuracy_trained)
+    return phases.result(
+        before,
+        accuracy_trained,
+        after,
         layers=tuple(_row(name, array, masks.get(name)) for name, array in weights.items() if array.ndim > 1),
         points=at_once,
         curve=at_once,

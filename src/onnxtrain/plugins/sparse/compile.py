@@ -118,7 +118,7 @@ def compile_sparse(
         >>> model = onnxtrain.examples.mlp((256, 256, 3))
         >>> weight = next(tensor for tensor in model.graph.initializer if tensor.name == "layer1.weight")
         >>> pruned = np.where(np.arange(256 * 256) % 50 == 0, 1, 0).reshape(256, 256).astype(np.float32)
-        >>> weight.CopyFrom(numpy_helper.from_array(pruned, weight.name))
+        >>> weight.CopyFrom(onnx.numpy_helper.from_array(pruned, weight.name))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     result = onnxtrain.compile_sparse(model, f"{folder}/fast.onnx")
         >>> [layer.operator for layer in result.layers]

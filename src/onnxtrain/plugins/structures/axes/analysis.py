@@ -15,7 +15,7 @@ from onnxtrain.graph.layers import computed_constants, follows, layers
 from onnxtrain.graph.shapes import fold_sizes, infer_shapes
 from onnxtrain.graph.value import Dimension, constant_array, constant_tensor, dimensions, is_float
 from onnxtrain.plugins.structures.axes import registry
-from onnxtrain.plugins.structures.axes.cut import Cut, initializer
+from onnxtrain.plugins.structures.axes.cut import Cut
 from onnxtrain.plugins.structures.axes.labels import Axis, fixed
 from onnxtrain.plugins.structures.axes.node import Findings, Node, UnknownShapeError
 
@@ -344,7 +344,7 @@ def _split_shared(model: ir.Model) -> dict[ir.Value, ir.Value]:
             name = f"{value.name}/{number}"
             while name in graph.initializers:
                 name += "'"
-            copy = initializer(graph, name, ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype))
+            copy = _initializer(graph, name, ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype))
             for index, read in enumerate(node.inputs):
                 if read is value:
                     node.replace_input_with(index, copy)
@@ -381,8 +381,17 @@ def _store(model: ir.Model, output: ir.Value, tensor: ir.TensorProtocol) -> None
     """Replace the node of a constant by an initializer of its name."""
     node = output.producer()
     assert node is not None
-    output.replace_all_uses_with(initializer(model.graph, str(output.name), tensor))
+    output.replace_all_uses_with(_initializer(model.graph, str(output.name), tensor))
     model.graph.remove(node, safe=True)
+
+
+def _initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Add an initializer to a graph."""
+    tensor.name = name
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def _zero_points(model: ir.Model) -> dict[ir.Value, np.ndarray]:
