@@ -12,9 +12,9 @@ from onnxtrain import Lora
 from onnxtrain.adapters import add_slots, convert_adapter, merge_adapter
 from onnxtrain.adapters.layers import find_layers
 from onnxtrain.adapters.values import matrix
-from onnxtrain.errors import OptionError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
+from sentences import raises_sentence
 
 torch = pytest.importorskip("torch")
 genai = pytest.importorskip("onnxruntime_genai")
@@ -206,7 +206,7 @@ def test_merging(folder, tmp_path):
         got = logits(copy)
         np.testing.assert_allclose(got, expected[:, -got.shape[1] :], atol=1e-5)
         return
-    with pytest.raises(OptionError, match="is quantized to 4 bits, which its adapter does not fit into"):
+    with raises_sentence("adapter_does_not_fit_bits", what="model.layers.0.attn.qkv_proj.MatMul.weight_Q4", got=4):
         merge_adapter(folder / "model.onnx", first, copy / "model.onnx")
     costs = merge_adapter(folder / "model.onnx", first, copy / "model.onnx", requantize=True)
     assert costs

@@ -14,6 +14,7 @@ from onnxtrain import Lora
 from onnxtrain.adapters import convert_adapter, describe_adapter
 from onnxtrain.adapters.initial import principal
 from onnxtrain.errors import ModelError, OptionError
+from sentences import raises_sentence
 from zoo.decoder import batch, decoder, parsed
 
 PATTERNS = {
@@ -97,7 +98,7 @@ def test_patterns_of_peft_are_regular_expressions(tmp_path):
         with pytest.raises(ModelError, match=message):
             describe_adapter(tmp_path / "tuned")
     path.write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
-    with pytest.raises(ModelError, match="'pissa', for which PEFT changed the weights of the base model"):
+    with raises_sentence("peft_changed_base", what=tmp_path / "tuned/adapter_config.json", got="pissa"):
         describe_adapter(tmp_path / "tuned")
 
 
@@ -182,15 +183,15 @@ def test_loftq_needs_the_weights_before_quantization(tmp_path):
     model, _ = BASES["4 bits"]()
     onnx.save(decoder(), tmp_path / "other.onnx")
     lora = Lora(rank=2, targets="fc", init="loftq", original=tmp_path / "other.onnx")
-    with pytest.raises(OptionError, match=r"other.onnx' has no layer 'fc', so that the error of its quantization is"):
+    with raises_sentence("float_model_without_layer", what=tmp_path / "other.onnx", wanted="fc"):
         onnxtrain.Trainer(model, loss="mean_squared_error", lora=lora)
     lora = Lora(rank=2, init="loftq", original=tmp_path / "other.onnx")
-    with pytest.raises(OptionError, match="no adapted layer is quantized; take another init"):
+    with raises_sentence("loftq_not_quantized", what="init", got="loftq"):
         onnxtrain.Trainer(decoder(), loss="softmax_cross_entropy", lora=lora)
     small = parsed(f"g (float[n,{INPUTS}] x) => (float[n,2] y) {{ y = MatMul(x, fc__weight) }}")
     onnx.save(with_weights(small, fc__weight=np.ones((INPUTS, 2), np.float32)), tmp_path / "small.onnx")
     lora = Lora(rank=2, targets="fc", init="loftq", original=tmp_path / "small.onnx")
-    with pytest.raises(OptionError, match=r"the weight of 'fc' in the shape \(40, 2\), the quantized model in \(40, 6"):
+    with raises_sentence("float_model_shape", what="fc", got=(40, 2), wanted=(40, 6)):
         onnxtrain.Trainer(model, loss="mean_squared_error", lora=lora)
 
 

@@ -67,7 +67,7 @@ def layer(name):
 
 
 def peft_chooses(target, name):
-    """Whether PEFT adapts a module for targets, a list of ends of names or a pattern for whole ones."""
+    """Return whether PEFT adapts a module for targets, a list of ends of names or a pattern for whole ones."""
     if isinstance(target, str):
         return re.fullmatch(target, name) is not None
     return any(name == one or name.endswith(f".{one}") for one in target)

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.errors import GradientError
+from sentences import raises_sentence
 
 
 def gradients(node, feeds, wrt, constants=None, opset=18, shapes=None, outputs=("y",)):
@@ -102,14 +102,12 @@ def resize(policy, sizes, shape):
 
 
 def test_resize_that_keeps_the_ratio_needs_sizes():
-    with pytest.raises(
-        GradientError, match=r"needs constant sizes and a static shape of 'x', which is \(1, 1, 'h', 5\)"
-    ):
+    with raises_sentence("resize_needs_constant_sizes", what="x", got=(1, 1, "h", 5)):
         resize("not_larger", [8, 11], {"x": (1, 1, "h", 5)})
 
 
 def test_axis_of_a_transform_has_to_be_known():
     node = helper.make_node("DFT", ["x", "", "axis"], ["y"])
     feeds = {"x": np.ones((2, 4, 1), np.float32), "axis": np.array(1)}
-    with pytest.raises(GradientError, match="the gradient needs a constant axis, but 'axis' is computed"):
+    with raises_sentence("axis_computed", what="axis"):
         gradients(node, feeds, ["x"], opset=20)

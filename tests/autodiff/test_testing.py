@@ -16,6 +16,7 @@ from onnxtrain.autodiff import Node, no_gradient, register_gradient, registry, u
 from onnxtrain.autodiff.testing import GradientMismatchError, check_gradient, projected_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
+from sentences import raises_sentence
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
 
@@ -146,7 +147,7 @@ def test_missing_broadcast_of_an_axis_is_found() -> None:
 
 def test_missing_broadcast_of_the_rank_is_found() -> None:
     register_gradient("Scale", domain="test")(scale_rule)
-    with pytest.raises(GradientError, match=r"returned shape \(2, 3\) for the input 's' of shape \(3,\)"):
+    with raises_sentence("rule_shape", what="s", got=(2, 3), wanted=(3,)):
         check_gradient(scaled("[3]"), [X, np.full(3, 2.0)])
 
 
@@ -176,7 +177,7 @@ def test_wrong_replacement_of_a_standard_rule_is_found() -> None:
 
 
 def test_number_of_arrays_must_fit() -> None:
-    with pytest.raises(GradientError, match=r"The model has 1 inputs \['x'\], but 2 arrays were given"):
+    with raises_sentence("arrays_for_inputs", what=["x"], got=2, wanted=1):
         check_gradient(SQUARE, [X, X])
 
 
@@ -192,7 +193,7 @@ def test_overlapping_versions_are_refused() -> None:
 
 
 def test_standard_domain_has_two_names() -> None:
-    with pytest.raises(GradientError, match=r"gradient of ai\.onnx::Relu is registered"):
+    with raises_sentence("rule_registered", operator="ai.onnx::Relu"):
         register_gradient("Relu", domain="ai.onnx")(right)
 
 
@@ -223,7 +224,11 @@ def test_missing_rules_are_reported_all_at_once() -> None:
 
 def test_of_many_nodes_without_rule_three_are_named() -> None:
     chain = " ".join(f"v{i + 1} = test.Foo(v{i})" for i in range(5))
-    with pytest.raises(GradientError, match=r"1 operator between.*'v1'.*'v2'.*'v3'.*, \.\.\."):
+    with raises_sentence(
+        "no_gradient_rule",
+        number="1 operator",
+        operators="'v1'), test::Foo node (output 'v2'), test::Foo node (output 'v3'), ...",
+    ):
         _gradient(f"v0 = Relu(x) {chain} y = Relu(v5)")
 
 
@@ -279,19 +284,19 @@ def test_own_rule_for_several_outputs_gets_their_gradients() -> None:
 
 def test_gradients_are_of_floating_tensors() -> None:
     node = helper.make_node("Gather", ["x", "i"], ["y"])
-    with pytest.raises(GradientError, match="A gradient needs floating tensors, but 'i' is int64"):
+    with raises_sentence("gradient_of_integers", what="i", got="int64"):
         check_gradient(node, [X, np.array([0])], wrt=["i"])
 
 
 def test_rule_that_needs_an_unknown_rank_says_so() -> None:
     register_gradient("Square", domain="test")(lambda node, dy: right(node, dy) * node.rank())
-    with pytest.raises(GradientError, match=r"needs the rank of 'x'.*add its shape to the model's value_info"):
+    with raises_sentence("gradient_needs_rank", what="x"):
         check_gradient(SQUARE, [X], shapes="unknown")
 
 
 def test_rule_that_needs_an_absent_input_says_so() -> None:
     register_gradient("Square", domain="test")(lambda node, dy: dy * node.input_required(1))
-    with pytest.raises(GradientError, match=r"test::Square node .* lacks its input 1, which the operator requires"):
+    with raises_sentence("node_lacks_input", what="test::Square node (output 'y')", wanted=1):
         check_gradient(SQUARE, [X])
 
 

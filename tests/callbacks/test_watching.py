@@ -8,6 +8,7 @@ from onnxtrain import examples
 from onnxtrain.errors import OptionError
 from onnxtrain.training.callbacks import ReduceOnPlateau, TrainingState
 from onnxtrain.training.schedules import OneCycle, Polynomial, WarmUp, parse_schedule
+from sentences import raises_sentence
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20, 4)).astype(np.float32)
@@ -125,7 +126,7 @@ def test_schedules_as_text():
     ):
         with pytest.raises(OptionError, match=message):
             parse_schedule(text, 0.1)
-    with pytest.raises(OptionError, match=r"rising of the one-cycle schedule is 1\.0"):
+    with raises_sentence("one_cycle_rising", what="rising", got=1.0):
         parse_schedule("one_cycle(1)", 0.1, total_steps=50)
     with pytest.raises(OptionError, match=r"power of the schedule is 0\.0"):
         parse_schedule("polynomial(0)", 0.1, total_steps=50)

@@ -11,10 +11,12 @@ import onnx
 import pytest
 
 import onnxtrain
+from frames import Frame
 from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.naming import in_order
-from onnxtrain.errors import CheckpointError, DataError, ModelError
+from onnxtrain.errors import CheckpointError, DataError
+from sentences import raises_sentence
 
 LOSS = "cross_entropy"
 RNG = np.random.default_rng(3)
@@ -23,26 +25,6 @@ LABELS = X[:, :3].argmax(1)
 TEXTS = np.array(["ash", "elm", "oak"])[LABELS]
 NAMES = ("b", "a", "height", "10", "e")
 SETTINGS = {"epochs": 2, "batch_size": 7, "progress": False}
-
-
-class Frame:
-    """The interface that pandas and Polars share."""
-
-    def __init__(self, columns):
-        self._columns = {name: np.asarray(values) for name, values in columns.items()}
-        self.columns = list(columns)
-
-    def __getitem__(self, name):
-        return self._columns[name]
-
-    def __len__(self):
-        return len(next(iter(self._columns.values())))
-
-    def to_numpy(self):
-        return np.stack(list(self._columns.values()), axis=1)
-
-    def __array__(self, dtype=None, copy=None):
-        return self.to_numpy()
 
 
 def columns(order=NAMES, rows=slice(None), target="kind"):
@@ -158,8 +140,8 @@ def test_other_columns_are_refused_by_name(form, tmp_path):
     values = columns()
     for other, message in (
         (without(values, "height") | {"width": X[:, 2]}, "lacks 'height' and has 'width' besides"),
-        (without(values, "height", "a"), "it lacks 'a', 'height'; give the columns 'b', 'a', 'height', '10', 'e'"),
-        (values | {"more": X[:, 0]}, "it has 'more' besides;"),
+        (without(values, "height", "a"), "lacks 'a', 'height'"),
+        (values | {"more": X[:, 0]}, "has 'more' besides"),
     ):
         data = make(tmp_path / "other", other)
         for call in (
@@ -173,9 +155,7 @@ def test_other_columns_are_refused_by_name(form, tmp_path):
             lambda data: onnxtrain.evaluate(tmp_path / "tuned.onnx", data, loss=LOSS, target="kind"),
             lambda data: onnxtrain.predict(tmp_path / "tuned.onnx", data),
         ):
-            with pytest.raises(
-                DataError, match=f"has other columns than the training data of the input 'input'.*{message}"
-            ):
+            with raises_sentence("other_columns", what="input", wanted=("b", "a", "height", "10", "e"), has=message):
                 call(data)
 
 
@@ -300,7 +280,7 @@ def test_names_are_kept_with_the_trainer_the_run_and_the_model(tmp_path):
 def test_invalid_label_files_are_refused(text, tmp_path):
     onnx.save(examples.mlp((5, 8, 3)), tmp_path / "tuned.onnx")
     (tmp_path / "tuned.labels.json").write_text(text)
-    with pytest.raises(ModelError, match=r"tuned\.labels\.json' must be a JSON list of strings"):
+    with raises_sentence("labels_file", what=f"'{tmp_path}/tuned.labels.json'"):
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS)
 
 

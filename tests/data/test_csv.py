@@ -14,6 +14,7 @@ from onnxtrain.data import CsvFile, TensorSpec, labels, open_dataset
 from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError
 from peak_memory import PEAK
+from sentences import raises_sentence
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)
@@ -157,9 +158,7 @@ def test_texts_of_a_file_larger_than_memory_are_mapped(tmp_path, monkeypatch):
     found = labels.learn_labels(data.targets, 3)
     assert found == tuple(sorted(set(names.tolist())))
     np.testing.assert_array_equal(labels.to_indices(data.targets, found), [found.index(name) for name in names])
-    with pytest.raises(
-        DataError, match="the target 'violet' is not a label of this model; its labels are 'blue', 'red'"
-    ):
+    with raises_sentence("unknown_label", what="targets", got="violet", wanted=["blue", "red"]):
         labels.to_indices(np.array(["red", "blue", "red", "violet"]), ("blue", "red"))
 
 
@@ -219,7 +218,7 @@ def test_bad_files(tmp_path, content, message):
 def test_files_that_are_not_text(tmp_path, content):
     path = tmp_path / "d.csv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"holds zero bytes, so it is not UTF-8 text; .* name it: .*utf-16-le"):
+    with raises_sentence("csv_zero_bytes", what=f"'{tmp_path}/d.csv'"):
         trainer().fit(path, target="y")
 
 
@@ -227,7 +226,7 @@ def test_other_mistakes(tmp_path):
     path = write(tmp_path / "d.csv", table(y=TEXTS))
     with pytest.raises(DataError, match="say which is the target: target='y'"):
         trainer().fit(path)
-    with pytest.raises(DataError, match=r"has 5 columns .*, but the input 'input' takes 4; .* target='y'"):
+    with raises_sentence("number_of_columns", what="input", got="5 columns", wanted=4, hint="target='y'"):
         trainer().predict(path)
     with pytest.raises(DataError, match=r"missing\.csv' does not exist"):
         trainer().fit(tmp_path / "missing.csv", target="y")
@@ -236,20 +235,18 @@ def test_other_mistakes(tmp_path):
     known = trainer()
     known.fit(path, target="y")
     unseen = write(tmp_path / "unseen.csv", table(y=["bird", "wolf"] * 6))
-    with pytest.raises(
-        DataError, match=r"the target 'wolf' is not a label of this model; its labels are 'bird', 'cat'"
-    ):
+    with raises_sentence("unknown_label", what="targets", got="wolf", wanted=["bird", "cat", "dög"]):
         known.evaluate(unseen, target="y")
-    with pytest.raises(DataError, match=r"has no columns for the inputs 'p': it has 'a'"):
+    with raises_sentence("no_columns_for_inputs", what=["p"], got=["a", "b", "c", "d", "y"]):
         read(path, [TensorSpec(name, np.dtype(np.float32), ("N",)) for name in ("a", "p")], target="y")
-    with pytest.raises(DataError, match=r"has no column 'image', .* has rank 4: \(batch, 1, 2, 2\)"):
+    with raises_sentence("no_column_of_rank", what="image", wanted=("N", 1, 2, 2), rank=4, needed="(batch, 1, 2, 2)"):
         read(path, [TensorSpec("image", np.dtype(np.float32), ("N", 1, 2, 2))], target="y")
     alone = write(tmp_path / "alone.csv", {"y": TEXTS})
-    with pytest.raises(DataError, match=r"has only the target column 'y'; it needs columns for 'input'"):
+    with raises_sentence("only_target_column", what="input", got="y"):
         read(alone, [TensorSpec("input", np.dtype(np.float32), ("N", None))], target="y")
-    with pytest.raises(DataError, match=r"has '-?\d\.\d+' in the column 'a', which needs an integer"):
+    with raises_sentence("csv_cell", what="a", got="0.12573022", wanted="an integer that int64 can hold"):
         read(path, [TensorSpec("a", np.dtype(np.int64), ("N",))], target="y")
-    with pytest.raises(DataError, match=r"in the column 'a', which needs true or false\."):
+    with raises_sentence("csv_cell", what="a", got="0.12573022", wanted="true or false"):
         read(path, [TensorSpec("a", np.dtype(bool), ("N",))], target="y")
 
 
@@ -348,7 +345,7 @@ def test_points_group_thousands_where_the_decimal_sign_is_a_comma(tmp_path):
     expected = np.array([[1.5, 1234], [-1234567.5, 12000], [1000.5e3, 0]], np.float32)
     np.testing.assert_array_equal(batch.inputs["x"], expected)
     for wrong in ("1.5", "12.34", "1.2345", "1234.567", ".5"):
-        with pytest.raises(DataError, match=f"line 2 .* has '{wrong}' in the column 'b', which needs a number"):
+        with raises_sentence("csv_cell", what="b", got=wrong, wanted="a number", where=f"line 2 of '{tmp_path}/d.csv'"):
             open_dataset(CsvFile(semicolons(tmp_path, f"1,5;{wrong};0"), decimal=","), TWO, target="y")
     with pytest.raises(DataError, match="has '1,5' in the column 'a'"):
         open_dataset(CsvFile(path, decimal="."), TWO, target="y")
@@ -365,10 +362,12 @@ def test_truth_values_are_numbers(tmp_path):
     (batch,) = open_dataset(tmp_path / "d.csv", TWO, target="y").batches(10)
     assert batch.inputs["x"].tolist() == [[1, 0.5], [0, 1.5], [1, 2]]
     (tmp_path / "d.csv").write_text("a,b,y\ntrue,0.5,1\n2.5,1.5,0\n")
-    with pytest.raises(DataError, match=r"line 3 .* has '2\.5' in the column 'a', which needs true or false"):
+    with raises_sentence(
+        "csv_cell", what="a", got="2.5", wanted="true or false, as the cells above it", where="line 3"
+    ):
         open_dataset(tmp_path / "d.csv", TWO, target="y")
     (tmp_path / "d.csv").write_text("a,b,y\n2.5,0.5,1\ntrue,1.5,0\n")
-    with pytest.raises(DataError, match=r"line 3 .* has 'true' in the column 'a', which needs a number"):
+    with raises_sentence("csv_cell", what="a", got="true", wanted="a number", where="line 3"):
         open_dataset(tmp_path / "d.csv", TWO, target="y")
 
 

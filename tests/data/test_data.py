@@ -10,7 +10,8 @@ from onnxtrain.data import (
     open_dataset,
     split_validation,
 )
-from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors import DataError
+from sentences import raises_sentence
 from tensor_specs import ONE, TWO, X, Y
 
 M = np.arange(15, dtype=np.int32).reshape(5, 3)
@@ -233,9 +234,9 @@ def test_split_validation():
 
 def test_what_cannot_be_split():
     for fraction in (0, 1, -0.5, 1.5):
-        with pytest.raises(OptionError, match=r"the validation fraction is .*; it must be greater than 0"):
+        with raises_sentence("validation_fraction", what="validation"):
             split_validation(ArrayDataset({"x": X}), fraction)
-    with pytest.raises(OptionError, match="needs data in arrays, not IterableDataset"):
+    with raises_sentence("validation_fraction_of_batches", what="validation", got="IterableDataset"):
         split_validation(open_dataset([(X, Y)], ONE), 0.5)
     with pytest.raises(DataError, match="has 1 example, which cannot be split"):
         split_validation(ArrayDataset({"x": X[:1]}), 0.5)

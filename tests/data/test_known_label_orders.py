@@ -12,8 +12,9 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data.data_names import recorded_labels
-from onnxtrain.errors import DataError, TrainingHint
+from onnxtrain.errors import DataError
 from onnxtrain.model_file.file import ModelFile
+from sentences import warns_sentence
 
 LOSS = "cross_entropy"
 RNG = np.random.default_rng(0)
@@ -78,9 +79,7 @@ def test_records_of_another_form_are_no_labels(case, tmp_path):
 
 def test_other_labels_than_the_recorded_ones_get_a_hint(tmp_path):
     trainer = onnxtrain.Trainer(network(names="{0: 'ant', 1: 'bee', 2: 'cow'}"), loss=LOSS)
-    with pytest.warns(
-        TrainingHint, match=r"The file says that its classes are 'ant', 'bee', 'cow'; training makes them"
-    ):
+    with warns_sentence("other_classes_in_file", recorded="'ant', 'bee', 'cow'"):
         trainer.fit(X, TEXTS, progress=False)
     assert trainer.labels == ("cow", "elk", "fox")
 
@@ -116,7 +115,7 @@ def test_the_numbers_of_class_names_stay():
 
 def test_an_assumed_order_is_told():
     trainer = onnxtrain.Trainer(network(), loss=LOSS)
-    with pytest.warns(TrainingHint, match=r"does not say which label is which class; .* 'cow', 'elk', 'fox'. Set"):
+    with warns_sentence("labels_in_alphabetical_order", labels="'cow', 'elk', 'fox'"):
         trainer.evaluate((X, TEXTS))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -127,7 +126,7 @@ def test_numbers_in_alphabetical_order_are_told():
     model = examples.mlp((4, 8, 11))
     labels = np.array([str(index % 11) for index in range(30)])
     trainer = onnxtrain.Trainer(model, loss=LOSS)
-    with pytest.warns(TrainingHint, match=r"numbers in alphabetical order, as in PyTorch and Keras: '10' is class 2"):
+    with warns_sentence("numbers_in_alphabetical_order", label="'10'", index=2):
         trainer.fit(X, labels, progress=False)
     padded = onnxtrain.Trainer(model, loss=LOSS)
     with warnings.catch_warnings():

@@ -12,6 +12,7 @@ import pytest
 
 from onnxtrain.data import CsvFile, TarFile, TensorSpec, open_dataset
 from onnxtrain.errors import DataError
+from sentences import raises_sentence
 
 SPEC = TensorSpec("x", np.dtype(np.float32), ("N", 2))
 LINES = "a,b,y\n1,2,0\n3,4,1\n"
@@ -40,7 +41,11 @@ def tar(path, files):
 @pytest.mark.parametrize("encoding", ["punycode", "undefined", "idna_no_such", "base64"])
 def test_invalid_encodings(tmp_path, encoding):
     (tmp_path / "t.csv").write_text(LINES)
-    with pytest.raises(DataError, match=rf"'?{encoding}'?.*(which is not a text encoding|name its encoding)"):
+    with (
+        raises_sentence("csv_encoding", encoding="punycode")
+        if encoding == "punycode"
+        else raises_sentence("unknown_encoding", what="encoding", got=encoding)
+    ):
         open_dataset(CsvFile(tmp_path / "t.csv", encoding=encoding), [SPEC], target="y")
 
 
@@ -59,7 +64,7 @@ def test_more_columns_than_a_cell_has_characters(tmp_path):
 
 @pytest.mark.parametrize("path", ["a\0b.csv", "a\0b.npz", "a\0b.tar", CsvFile("a\0b.csv"), TarFile("a\0b.tar")])
 def test_a_path_that_no_system_has(path):
-    with pytest.raises(DataError, match=r"the path 'a\\x00b\.\w+' has a NUL character"):
+    with raises_sentence("path_with_nul", what=getattr(path, "path", path)):
         open_dataset(path, [SPEC])
 
 
@@ -103,7 +108,7 @@ def test_all_pictures_broken_although_such_are_left_out(tmp_path):
     pytest.importorskip("PIL")
     image = TensorSpec("x", np.dtype(np.float32), ("N", 1, 8, 8))
     path = tar(tmp_path / "t.tar", {"0.png": b"none", "0.cls": b"0", "1.png": b"", "1.cls": b"1"})
-    with pytest.raises(DataError, match=r"none of 2 images can be read: '0\.png', '1\.png'; give files that are"):
+    with raises_sentence("no_image_can_be_read", what="'0.png', '1.png'", got=2):
         open_dataset(TarFile(path, skip_broken=True), [image])
 
 
@@ -113,5 +118,5 @@ def test_labels_that_are_not_integers(tmp_path):
 
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((2, 3)), loss="softmax_cross_entropy")
     (tmp_path / "t.csv").write_text(f"a,b,y\n1,2,{10**30}\n3,4,1\n")
-    with pytest.raises(DataError, match="the target array has type float64, but the model needs int64"):
+    with raises_sentence("array_type", what="the target array", got="float64", wanted="int64"):
         trainer.fit(tmp_path / "t.csv", target="y", progress=False)

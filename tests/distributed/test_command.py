@@ -15,7 +15,7 @@ from distributed.kills import COMMAND, disturb, ranks, started, wait_for, write_
 from distributed.processes import mpiexec, needs_mpi
 from onnxtrain.cli import distributed
 from onnxtrain.cli.distributed import DistributedFlags
-from onnxtrain.errors import OptionError
+from sentences import raises_sentence
 
 FIT = (*COMMAND, "--threads", "1")
 
@@ -108,10 +108,10 @@ def test_flags_that_do_not_go_together(folder, arguments, sentence):
 def test_without_mpiexec_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(distributed.shutil, "which", lambda *_, **__: None)
     flags = DistributedFlags(parallel="mpi", processes=2)
-    with pytest.raises(OptionError, match=r"--processes needs mpiexec, .*pip install mpich"):
+    with raises_sentence("mpiexec_missing"):
         flags.launch(checkpoint=None)
     monkeypatch.setenv("PMI_RANK", "0")
-    with pytest.raises(OptionError, match="--processes starts mpiexec itself; leave one of them out"):
+    with raises_sentence("processes_and_mpiexec"):
         flags.launch(checkpoint=None)
 
 

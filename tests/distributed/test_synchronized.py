@@ -9,6 +9,7 @@ import onnxtrain
 from distributed.processes import mpiexec, needs_mpi, run_script, script
 from onnxtrain.distributed import Single
 from onnxtrain.errors import OptionError
+from sentences import raises_sentence
 
 SETUP = """
     import numpy as np
@@ -204,7 +205,7 @@ def test_without_kernels_it_is_refused_where_there_are_several_processes():
     two = Single()
     two.size = 2
     options = onnxtrain.RuntimeOptions(kernels=False)
-    with pytest.raises(OptionError, match=r"batch_norm='sync' needs the native kernels, .* take batch_norm='train'"):
+    with raises_sentence("sync_needs_kernels"):
         resnet(batch_norm="sync", distributed=two, runtime=options)
     alone = resnet(batch_norm="sync", runtime=options).config
     with pytest.raises(OptionError, match="needs the native kernels"):

@@ -12,6 +12,7 @@ import onnxtrain
 from onnxtrain import examples
 from onnxtrain.editing.layers import Activation, Dropout, Flatten, GlobalAveragePool, Linear, Softmax
 from onnxtrain.errors import ModelError, OptionError
+from sentences import raises_sentence
 
 RANDOM = np.random.default_rng(0)
 
@@ -124,7 +125,7 @@ def test_the_head_is_named_by_node_value_or_weight(at):
     )  # fmt: skip
     model.graph.node[0].name = "last"
     if at == "r":
-        with pytest.raises(OptionError, match="'r' is a Identity; a head is a Gemm, MatMul or Conv with a weight"):
+        with raises_sentence("head_operator", at="'r'", kind="a Identity", operators="Gemm, MatMul", last="Conv"):
             onnxtrain.replace_head(model, classes=2, at=at)
         at = "h"
     assert run(onnxtrain.replace_head(model, classes=2, at=at), x=np.zeros((1, 4), np.float32))[0].shape == (1, 2)
@@ -151,7 +152,7 @@ def test_nodes_for_the_old_classes_are_named(body, given, sentence):
 
 @pytest.mark.parametrize("classes", [0, -1, 2.5, True, "7"])
 def test_classes_are_an_integer(classes):
-    with pytest.raises(OptionError, match=r"classes is .* it must be an integer of at least 1"):
+    with raises_sentence("head_classes", what="classes"):
         onnxtrain.replace_head(examples.mlp((4, 3)), classes=classes)
 
 
@@ -252,7 +253,7 @@ def test_a_deep_model_is_searched_for_its_head():
     layers = "".join(f"h{i + 1} = Relu(h{i})  " for i in range(3000))
     body = f"h0 = MatMul(x, w)  {layers} t = Transpose(h3000)  p = MatMul(h3000, t)  y = Softmax(p)"
     model = parsed(f"f (float[3, 4] x) => (float[3, 3] y) {{ {body} }}", w=(4, 5))
-    with pytest.raises(OptionError, match="Behind the head stands MatMul 'p', which is made for its 5 classes"):
+    with raises_sentence("layer_behind_head", node="MatMul 'p'", old=5):
         onnxtrain.replace_head(model, classes=7)
     changed = onnxtrain.replace_head(onnxtrain.cut(model, at="h3000"), classes=7)
     assert weights(changed)["head.weight"].shape == (4, 7)

@@ -11,6 +11,7 @@ import onnxtrain
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.losses import CustomLoss
 from onnxtrain.training.trainer import Trainer
+from sentences import raises_sentence
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(8, 4)).astype(np.float32)
@@ -182,12 +183,12 @@ def batches(targets):
 
 
 def test_targets_of_a_stream_are_declared():
-    with pytest.raises(DataError, match=r"needs rank 4.* Targets of another shape are declared by CustomLoss\(functio"):
+    with raises_sentence("array_rank", hint="Targets of another shape are declared", model_rank=4):
         Trainer(MODEL, loss=lambda op, p, t: op.ReduceMean(p - t)).fit(batches(COUNTS))
     subject = Trainer(MODEL, loss=CustomLoss(corner, shape=("N", 3), dtype="int64"))
     found = subject.fit(batches(COUNTS)).rows[0]["loss"]
     assert found == pytest.approx(OTHERS["integers [N, 3]"][2], rel=1e-5)
-    with pytest.raises(DataError, match="has type float64, but the model needs int64"):
+    with raises_sentence("array_type", got="float64", wanted="int64"):
         subject.fit(batches(COUNTS / 2))
 
 

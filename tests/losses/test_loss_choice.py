@@ -12,6 +12,7 @@ from onnxtrain.losses import LOSSES, BinaryCrossEntropy, Huber, MeanSquaredError
 from onnxtrain.losses.custom_loss import ModelLoss
 from onnxtrain.losses.loss_choice import resolve_loss
 from onnxtrain.operators.call_text import read_call, read_literal
+from sentences import raises_sentence
 
 
 @pytest.mark.parametrize(
@@ -88,16 +89,16 @@ def test_invalid_text(text, message):
 
 
 def test_a_class_instead_of_an_object_is_refused():
-    with pytest.raises(OptionError, match=r"The loss is the class Huber; give an object: Huber\(\)"):
+    with raises_sentence("loss_is_a_class", what="loss", got="Huber"):
         resolve_loss(Huber)
 
 
 def test_further_arguments_replace_those_of_the_text():
     assert resolve_loss("huber(0.5)", delta=2.0) == Huber(2.0)
     assert resolve_loss(SoftmaxCrossEntropy(axis=2), axis=1).axis == 1
-    with pytest.raises(OptionError, match="axis=1 is given, but the loss huber has no such argument; it has delta"):
+    with raises_sentence("loss_argument", what="axis", got=1, shown="huber"):
         resolve_loss("huber", axis=1)
-    with pytest.raises(OptionError, match="the loss output:cost has no such argument; it has none"):
+    with raises_sentence("loss_argument", what="axis", got=1, wanted=[], shown="output:cost", known="none"):
         resolve_loss("output:cost", axis=1)
 
 

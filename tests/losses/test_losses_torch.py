@@ -14,6 +14,7 @@ from onnxtrain import examples
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.losses import CTC, BinaryFocal, Dice, Distillation, Focal, InfoNCE, Triplet
 from onnxtrain.losses.base import TargetForm
+from sentences import raises_sentence
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -386,11 +387,11 @@ def test_mismatches_are_refused(use, error, message):
 
 def test_teachers_of_other_models(tmp_path):
     onnx.save(examples.mlp((4, 5)), tmp_path / "five.onnx")
-    with pytest.raises(OptionError, match=r"gives logits of shape .*, the model of shape .*; they need the same"):
+    with raises_sentence("teacher_classes", what=tmp_path / "five.onnx", got=("N", 5), wanted=("N", 3)):
         perceptron(Distillation(tmp_path / "five.onnx"))
     other = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
         f (float[n,4] a, float[n,3] b) => (float[n,3] y) <float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}>
         { h = MatMul(a, w) y = Add(h, b) }""")
     onnx.save(other, tmp_path / "other.onnx")
-    with pytest.raises(OptionError, match="has the inputs a, b, but the model's are input; they need the same names"):
+    with raises_sentence("teacher_inputs", what=tmp_path / "other.onnx", got=["a", "b"], own="input"):
         perceptron(Distillation(tmp_path / "other.onnx"))

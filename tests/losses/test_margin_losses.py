@@ -12,6 +12,7 @@ import onnxtrain
 from onnxtrain.editing.layers import Activation, Cosine, Linear
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.losses import ArcFace, CosFace
+from sentences import raises_sentence
 
 RNG = np.random.default_rng(5)
 
@@ -224,5 +225,5 @@ def test_products_count_as_cosines_behind_a_division_by_a_length(nodes, taken):
     if taken:
         assert np.isfinite(onnxtrain.Trainer(model, loss="arcface").train_step(np.ones((2, 3), np.float32), [0, 1]))
     else:
-        with pytest.raises(OptionError, match="is not computed from vectors of length 1"):
+        with raises_sentence("loss_needs_cosines", what="y", got=("n", 2)):
             onnxtrain.Trainer(model, loss="arcface")

@@ -7,6 +7,7 @@ from onnx import numpy_helper, parser
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import NextToken
+from sentences import raises_sentence
 
 WORDS = 11
 RNG = np.random.default_rng(0)
@@ -59,7 +60,7 @@ def test_micro_batches_match_the_batch():
 
 
 def test_predictions_without_a_sequence_axis_are_refused():
-    with pytest.raises(OptionError, match=r"next_token needs logits of shape \[batch, sequence, vocabulary\]"):
+    with raises_sentence("next_token_logits", what="logits", got=("N", 3)):
         onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="next_token")
     with pytest.raises(OptionError, match="next_token needs an ignore_index"):
         NextToken(ignore_index=None)

@@ -8,6 +8,7 @@ import onnxtrain
 from onnxtrain.errors import TrainingHint
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.inference.forward import kind_of_output
+from sentences import warns_sentence
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 
@@ -317,7 +318,7 @@ def test_a_hint_says_what_was_assumed(kind: str, method: str):
         call = getattr(trainer, method)
         options = {"progress": False, "batch_size": 12, "shuffle": False} if method == "fit" else {}
         if given is None:
-            with pytest.warns(TrainingHint, match=r"from_logits=False\)'; from_logits=True keeps"):
+            with warns_sentence("unproven_probabilities"):
                 found = call(X, targets, **options)
             assert sum("from_logits" in hint for hint in trainer.hints) == 1
         else:

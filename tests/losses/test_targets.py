@@ -13,6 +13,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
 from onnxtrain.training.inference.forward import evaluate
 from onnxtrain.training.trainer import Trainer
+from sentences import raises_sentence
 from zoo.arrays import assert_same, copied
 
 RNG = np.random.default_rng(3)
@@ -102,12 +103,14 @@ def test_labels_out_of_range(way, bad):
 
 def test_labels_of_an_unknown_number_of_classes_are_not_negative():
     check_labels(np.array([0, 7, -100]), None, -100)
-    with pytest.raises(DataError, match="label -2 at example 1, but labels must be at least 0"):
+    with raises_sentence("label_range", what="the targets", got=-2, wanted="at least 0", example=1):
         check_labels(np.array([0, -2]), None)
 
 
 def test_fractional_labels_are_refused_with_advice():
-    with pytest.raises(DataError, match=r"has type float64, but the model needs int64: round and convert it first \(a"):
+    with raises_sentence(
+        "array_type", what="the target array", got="float64", wanted="int64", hint="round and convert it first"
+    ):
         trainer("softmax_cross_entropy").fit((X, LABELS + 0.5))
 
 

@@ -9,11 +9,13 @@ import onnx
 import pytest
 
 import onnxtrain
+from frames import Frame
 from onnxtrain import examples
-from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
+from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.errors.spelling import ALIASES
 from onnxtrain.losses import LOSSES, Huber, SoftmaxCrossEntropy
 from onnxtrain.losses.loss_choice import resolve_loss
+from sentences import raises_sentence
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)
@@ -74,11 +76,9 @@ def test_fractions_are_not_labels():
 def test_text_that_is_not_a_label():
     trainer = trained(TEXTS)[2]
     assert trainer.labels == ("bird", "cat", "dog")
-    with pytest.raises(
-        DataError, match="target 'cow' is not a label of this model; its labels are 'bird', 'cat', 'dog'"
-    ):
+    with raises_sentence("unknown_label", what="targets", got="cow", wanted=["bird", "cat", "dog"]):
         trainer.evaluate(X[:2], ["cat", "cow"])
-    with pytest.raises(DataError, match=r"have 4 different labels .* but the model has 3 classes"):
+    with raises_sentence("number_of_labels", what="targets", got=4, wanted=3):
         trained(np.array(["a", "b", "c", "d"])[np.arange(12) % 4])
     with pytest.raises(DataError):
         trained(TEXTS, loss="mse")
@@ -93,9 +93,7 @@ def test_text_labels_of_numbers_match_numbers():
     expected = trainer.evaluate(X[some], texts[some], metrics=["accuracy"])
     for numbers in (texts[some].astype(int), texts[some].astype(np.float32), texts[some].astype(int)[:, None]):
         assert trainer.evaluate(X[some], numbers, metrics=["accuracy"]) == expected
-    with pytest.raises(
-        DataError, match=f"target '{LABELS[0]}' is not a label of this model; its labels are '3', '7', 'n/a'"
-    ):
+    with raises_sentence("unknown_label", what="targets", got="0", wanted=["3", "7", "n/a"]):
         trainer.evaluate(X, LABELS)
     shares = np.eye(3, dtype=np.float32)[LABELS]
     assert trainer.train_step(X, shares) > 0  # distributions over classes are unchanged
@@ -131,26 +129,6 @@ def test_labels_stay_with_the_model_and_the_checkpoint(tmp_path):
     (tmp_path / "tuned.labels.json").write_text('{"a": 1}')
     with pytest.raises(ModelError, match="must be a JSON list of strings"):
         onnxtrain.Trainer(path, loss=LOSS)
-
-
-class Frame:
-    """The common interface of pandas and Polars."""
-
-    def __init__(self, columns):
-        self._columns = {name: np.asarray(values) for name, values in columns.items()}
-        self.columns = list(columns)
-
-    def __getitem__(self, name):
-        return self._columns[name]
-
-    def __len__(self):
-        return len(next(iter(self._columns.values())))
-
-    def to_numpy(self):
-        return np.stack(list(self._columns.values()), axis=1)
-
-    def __array__(self, dtype=None, copy=None):
-        return self.to_numpy()
 
 
 def frame(**more):
@@ -203,9 +181,9 @@ def test_class_weights_in_every_format():
     for text in ("[1, 1, 4]", "{2: 4}"):
         loss = resolve_loss(f"softmax_cross_entropy(class_weights={text}, ignore_index=none)")
         np.testing.assert_array_equal(trained(LABELS, loss)[0], expected)
-    with pytest.raises(OptionError, match="weight for class 5, but there are 3 classes"):
+    with raises_sentence("class_weight_without_class", what="class_weights", got=5, wanted=3):
         trained(LABELS, SoftmaxCrossEntropy(class_weights={5: 1.0}))
-    with pytest.raises(OptionError, match=r"has the classes \['cat'\]; classes are integers of at least 0"):
+    with raises_sentence("class_weights_classes", what="class_weights", got=["cat"]):
         SoftmaxCrossEntropy(class_weights={"cat": 1.0})
 
 
@@ -226,10 +204,10 @@ def test_labels_are_in_the_metadata_on_request(tmp_path):
     again.save(tmp_path / "twice.onnx", labels=True)
     assert (tmp_path / "twice.onnx").read_bytes() == (tmp_path / "tuned.onnx").read_bytes()
     again.labels = ("a", "b", "c")
-    with pytest.raises(ModelError, match=r"has another entry 'onnxtrain\.labels' already, .* save without it"):
+    with raises_sentence("metadata_entry_twice", what="onnxtrain.labels", got='[\n "bird",\n "cat",\n "dog"\n]'):
         again.save(tmp_path / "other.onnx", labels=True)
     tuned.metadata_props.add(key="onnxtrain.labels", value="{}")
-    with pytest.raises(ModelError, match=r"metadata entry 'onnxtrain\.labels' must be a JSON list of strings"):
+    with raises_sentence("labels_file", what="The model's metadata entry 'onnxtrain.labels'"):
         onnxtrain.Trainer(tuned, loss=LOSS)
 
 

@@ -10,9 +10,10 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors import OptionError
 from onnxtrain.metrics import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.error_rates import edit_distance
+from sentences import raises_sentence
 
 RANDOM = np.random.default_rng(0)
 
@@ -72,12 +73,12 @@ def test_spaces_separate_words():
     truth = [[1, 2, 4, 3, 4, 2, -1]]  # "ab c b"
     found = scores([1, 2, 4, 3, 0, 3, 4, 4, 0, 4, 2])  # "ab cc  b"
     assert rate(WordErrorRate(space=4), (truth, found)) == pytest.approx(1 / 3)
-    with pytest.raises(OptionError, match="WordErrorRate needs the class of the space between words"):
+    with raises_sentence("word_error_rate_space"):
         WordErrorRate()
 
 
 def test_other_predictions_are_refused():
-    with pytest.raises(DataError, match=r"needs scores \[N, T, C\] and labels \[N, S\], but they have .* \(2, 3\) and"):
+    with raises_sentence("error_rate_shapes", what="character_error_rate", got=(2, 3), wanted=(1, 1)):
         rate(CharacterErrorRate(), ([[1]], np.zeros((2, 3))))
 
 

@@ -19,6 +19,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.inference.forward import outputs as predict
 from peak_memory import PEAK
+from sentences import raises_sentence
 
 HUGE = 2**40
 
@@ -126,9 +127,7 @@ def test_invalid_text(tmp_path: Path, where: str) -> None:
     }
     made[where]()
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString().replace(b"QQQQ", b"\xff\xfe\xfd\xfc"))
-    with pytest.raises(
-        ModelError, match=r"m\.onnx' is damaged: it has a name that is not UTF-8 text; copy it again\.$"
-    ):
+    with raises_sentence("name_not_utf8", what=f"'{tmp_path}/m.onnx'"):
         ModelFile.load(tmp_path / "m.onnx")
 
 
@@ -188,15 +187,11 @@ def test_paths_that_are_not_files(tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")
     for name in ("pipe", "zero"):
-        with pytest.raises(
-            ModelError, match=rf"{name}' is a device, a pipe or a socket, which may have no end; give a f"
-        ):
+        with raises_sentence("device_as_model", what=tmp_path / name):
             ModelFile.load(tmp_path / name)
-    with pytest.raises(ModelError, match=r"loop' cannot be read: Too many levels of symbolic links; its links form a"):
+    with raises_sentence("model_cannot_be_read", label="loop'", reason="Too many levels of symbolic links; its"):
         ModelFile.load(tmp_path / "loop")
-    with pytest.raises(
-        ModelError, match=r"^There is no file '.*a\\x00b', since no file can have this name; check the p"
-    ):
+    with raises_sentence("impossible_file_name", what=f"'{tmp_path}/a\\x00b'"):
         ModelFile.load(tmp_path / "a\0b")
 
 

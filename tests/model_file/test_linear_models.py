@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.file import ModelFile
+from sentences import raises_sentence
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(9, 4)).astype(np.float32)
@@ -225,9 +226,7 @@ def test_copies_and_pickles_have_the_weights():
 @pytest.mark.parametrize("ending", ["PROBIT", "SOFTMAX_ZERO"])
 def test_classifiers_without_a_standard_form_are_reported(ending):
     proto = model(classifier(3, ending))
-    with pytest.raises(
-        OptionError, match=r"no trainable parameter.*computes with LinearClassifier, through which no gra"
-    ):
+    with raises_sentence("nothing_trainable", reasons="computes with LinearClassifier, through"):
         onnxtrain.Trainer(proto, loss="mse")
 
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
 from peak_memory import PEAK
+from sentences import raises_sentence
 
 
 def test_external_data_is_copied_and_overwritten(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_initializers_that_share_external_bytes(tmp_path: Path) -> None:
     (data,) = tmp_path.glob("m.onnx.*.data")
     assert data.read_bytes()[:16] == one.tobytes() + two.tobytes()
     for values in ({"s0": one, "s1": two}, {"s1": two}):
-        with pytest.raises(ModelError, match=r"^The initializers 's0' and 's1' share bytes of 'd', so that they .*\.$"):
+        with raises_sentence("initializers_share_bytes", what="d", got=["s0", "s1"], widest="'s0'", name="'s1'"):
             file.save(file.path or "", values)
     assert data.read_bytes()[:16] == one.tobytes() + two.tobytes()
     assert list(tmp_path.glob("*.data")) == [data]

@@ -10,9 +10,10 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.errors import ModelError, OptionError, TrainingHint
+from onnxtrain.errors import OptionError, TrainingHint
 from onnxtrain.model_file.validity import refuses_invalid, why_not_taken
 from onnxtrain.training.inference.forward import evaluate, predict
+from sentences import raises_sentence
 
 GOOD = """<ir_version: 8, opset_import: ["": 18]>
 f (float[N, 4] x) => (float[N, 3] y) <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> { y = MatMul(x, w) }"""
@@ -54,11 +55,10 @@ def break_everything(monkeypatch) -> None:
 @pytest.mark.parametrize("name", ["bad", "bad file"])
 def test_a_failure_on_an_invalid_model_is_the_models(use, name, models, monkeypatch):
     break_everything(monkeypatch)
-    label = "The model" if name == "bad" else r"'.*bad\.onnx'"
-    with pytest.raises(
-        ModelError, match=rf"^{label} is rejected by ONNX Runtime: .*MatMul.*; export it again\.$"
-    ) as caught:
+    label = "The model" if name == "bad" else f"'{models[name]}'"
+    with raises_sentence("rejected_by_runtime", what=label) as caught:
         USES[use](models[name])
+    assert "MatMul" in caught.value.got
     assert isinstance(caught.value.__cause__, IndexError)
 
 
@@ -82,7 +82,7 @@ def test_a_step_that_cannot_be_built_is_the_models_fault(models, monkeypatch):
         raise IndexError("tuple index out of range")
 
     monkeypatch.setattr("onnxtrain.lowering.lower.lower_graph", fail)
-    with pytest.raises(ModelError, match=r"^The model is rejected by ONNX Runtime: .*MatMul"):
+    with raises_sentence("rejected_by_runtime", what="The model"):
         trainer.train_step(X, Y)
 
 

@@ -12,6 +12,7 @@ from onnxtrain import kernels
 from onnxtrain.errors import OperatorError
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.runtime import native
+from sentences import raises_sentence
 
 FUNCTIONS = {name: getattr(kernels, name) for name in kernels.__all__ if name.endswith("_")}
 STATES = {
@@ -123,7 +124,7 @@ def test_numbers(name, argument, value, sentence):
 
 @pytest.mark.parametrize(("name", "argument"), [pair for pair in every(float) if pair[1] != "learning_rate"])
 def test_attributes_that_float32_cannot_hold(name, argument):
-    with pytest.raises(OperatorError, match=rf"{argument} is 1e\+300: its magnitude must be at most 3\.402823e\+38"):
+    with raises_sentence("argument_magnitude", what=f"{name[:-1]}: {argument}", got=1e300):
         call(name, **{argument: 1e300})
 
 
@@ -206,7 +207,7 @@ def test_any_error_of_dlpack_is_reported():
         def __dlpack_device__(self):
             return (1, 0)
 
-    with pytest.raises(OperatorError, match=r"parameters\[0\] cannot be shared through DLPack"):
+    with raises_sentence("no_dlpack", what="parameters[0]"):
         kernels.Bound([Odd()], [np.ones(1)])
 
 

@@ -7,6 +7,8 @@ from optimizer_reference import draw
 from optimizer_sessions import REQUIRED, groups, run, session
 from rounding_reference import BFLOAT16, round_stochastic
 
+from sentences import raises_sentence
+
 SHAPES = [(3,), (2500,), (0,), (33, 70)]
 T = np.int64(7)
 
@@ -110,13 +112,11 @@ def test_parameters_are_rounded_likewise(library_path, name, states, rounds_stat
 def test_what_parameter_seeds_need(library_path):
     ((X, G, *states),) = variables_of("Momentum", [(3,)], 1)
     held = X.astype(BFLOAT16)
-    with pytest.raises(Exception, match="parameter_seeds has 2 numbers, and there are 1 variables: give one for each"):
+    with raises_sentence("parameter_seeds", got=2, wanted=1):
         updated(library_path, "Momentum", [(held, G, *states)], [1], parameter_seeds=[1, 2])
-    with pytest.raises(
-        Exception, match="X of variable 1 of 1 has type float, and must be bfloat16 with parameter_seeds"
-    ):
+    with raises_sentence("variable_not_bfloat16", got="float", variable=1, of=1):
         updated(library_path, "Momentum", [(X, G, *states)], [1], parameter_seeds=[1])
-    with pytest.raises(Exception, match="G of variable 1 of 1 has type bfloat16: with parameter_seeds, X is bfloat16"):
+    with raises_sentence("others_not_float", got="bfloat16", variable=1, of=1):
         updated(library_path, "Momentum", [(held, G.astype(BFLOAT16), *states)], [1], parameter_seeds=[1])
 
 

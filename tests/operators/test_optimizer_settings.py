@@ -8,6 +8,7 @@ import pytest
 
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import LAMB, OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
+from sentences import raises_sentence
 
 SETTINGS = [entry.settings for entry in OPTIMIZERS.values()]
 
@@ -24,9 +25,7 @@ def test_defaults_make_a_valid_node(settings):
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("rate", [-0.1, float("nan"), float("inf"), "fast", True, None])
 def test_learning_rate(settings, rate):
-    with pytest.raises(
-        OptionError, match=f"{settings.__name__}: learning_rate is .*, but must be a finite number, 0 or"
-    ):
+    with raises_sentence("optimizer_learning_rate", what="learning_rate", wanted="0 or more", name=settings.__name__):
         settings(learning_rate=rate)
 
 

@@ -27,6 +27,7 @@ from onnxtrain.training.trainer import Trainer
 from plugins.detection import detectors
 from plugins.test_losses_by_batch import ELSEWHERE, made
 from plugins.text.test_group_losses import CASES as GROUPS
+from sentences import raises_sentence
 
 RANDOM = np.random.default_rng(0)
 N, C, H, W = 4, 4, 3, 5
@@ -176,9 +177,7 @@ def test_partial_batches_of_a_fixed_size_are_compared(loss: str) -> None:
     assert trainer.evaluate((X[:3], targets[:3]))["loss"] == pytest.approx(
         alone.evaluate((X[:3], targets[:3]))["loss"], rel=1e-5
     )
-    with pytest.raises(
-        DataError, match=r"'target' does not have the sizes of the prediction .*and needs \(3, .*3, 5\)"
-    ):
+    with raises_sentence("sizes_of_prediction", target="'target'", needed="3, 5)"):
         trainer.evaluate((X[:3], targets[:3, ..., :1]))
 
 
@@ -224,7 +223,7 @@ def test_labels_of_answers_are_compared(loss: str, length: int) -> None:
     trainer = Trainer(halves("float[N, H, 7] logits"), loss=loss)
     trainer.train_step(data(4), targets)
     for run in WAYS.values():
-        with pytest.raises(DataError, match="labels do not have the number of tokens of the prediction 'logits'"):
+        with raises_sentence("tokens_of_prediction", prediction="'logits'"):
             run(trainer, data(length), targets)
 
 

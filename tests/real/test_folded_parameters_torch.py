@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from zoo.exported_modules import module_class
+from zoo.exporting import module_class
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")

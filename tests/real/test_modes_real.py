@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.errors import OptionError, TrainingHint
+from onnxtrain.errors import TrainingHint
 from onnxtrain.training.inference import forward
+from sentences import raises_sentence, warns_sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")
 
@@ -142,9 +143,7 @@ def test_each_call_of_a_function_drops_by_itself():
 
 @pytest.mark.parametrize("form", IN_BODIES)
 def test_dropout_in_bodies_stays_off_with_a_hint(form):
-    with pytest.warns(
-        TrainingHint, match=r"Dropout nodes? in bodies of If, Loop or Scan do(es)? nothing: the gradient"
-    ):
+    with warns_sentence("dropout_in_bodies", nodes="Dropout node"):
         subject = trainer(dropping(form), dropout=True)
     assert subject.train_step(X, Y) == pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-5)
 
@@ -255,7 +254,7 @@ def test_batch_normalization_in_a_function():
 
 def test_hints_describe_the_file():
     assert onnxtrain.inspect(dropping("opset 10")).hints == ("1 Dropout node does nothing; dropout=True lets it drop.",)
-    with pytest.warns(TrainingHint, match="The file sets 2 Dropout nodes to training mode") as caught:
+    with warns_sentence("dropout_in_training_mode", nodes="2 Dropout nodes") as caught:
         subject = trainer(dropping("function"))
     assert len(caught) == 1  # the other hint is no surprise
     assert caught[0].filename == __file__
@@ -284,9 +283,9 @@ def test_dropout_with_ratio_zero_does_not_count():
 
 def test_a_request_without_such_layers_gets_a_hint():
     model = onnxtrain.examples.mlp((8, 8))
-    with pytest.warns(TrainingHint, match=r'batch_norm="train" has nothing to train: .* optimize=False\) keeps it'):
+    with warns_sentence("no_batch_norm", mode="train", advice="optimize=False) keeps it"):
         trainer(model, batch_norm="train")
-    with pytest.warns(TrainingHint, match=r"dropout=True has nothing to drop: .*export\(model.train\(\), \.\.\.\)"):
+    with warns_sentence("no_dropout", advice="export(model.train(), ...)"):
         trainer(model, dropout=True)
     with pytest.warns(TrainingHint, match="has nothing to train"):
         onnxtrain.training_model(model, loss="mean_squared_error", optimizer=onnxtrain.Adam(), batch_norm="train")
@@ -388,7 +387,7 @@ def test_a_fresh_network_of_the_torchscript_exporter(torch, tmp_path):
         torch, tmp_path / "merged.onnx", train=False, dynamo=False, training=torch.onnx.TrainingMode.PRESERVE
     )
     assert sum(node.op_type == "Identity" for node in merged.graph.node) == 6
-    with pytest.raises(OptionError, match=r"is also a weight of '/features.*; untie=True gives each its own"):
+    with raises_sentence("shared_statistics", statistics="is also a weight of '/features"):
         onnxtrain.Trainer(merged, loss="softmax_cross_entropy", batch_norm="train")
     complete = exported(torch, tmp_path / "complete.onnx", train=True, **EXPORTS["TorchScript"](torch))
     losses = []
@@ -397,7 +396,7 @@ def test_a_fresh_network_of_the_torchscript_exporter(torch, tmp_path):
         assert len(subject.objective.statistics) == 4
         losses.append([subject.train_step(IMAGES, LABELS) for _ in range(3)])
     assert losses[0] == losses[1]
-    with pytest.warns(TrainingHint, match="running statistic of batch normalization is among them and moves"):
+    with warns_sentence("shared_values", statistics="running statistic of batch normalization"):
         onnxtrain.Trainer(merged, loss="softmax_cross_entropy")
 
 

@@ -17,7 +17,8 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from zoo.exported_modules import MODULES, SMALL, WORDS, Exported, differences, export, module_class
+from zoo.exported_modules import MODULES, SMALL, WORDS
+from zoo.exporting import Exported, differences, export, module_class
 
 torch = pytest.importorskip("torch")
 from differential import reference  # noqa: E402
@@ -37,14 +38,15 @@ DECODER = {
 TOKENS, IMAGE = ((2, 6), (2, 6)), ((2, 3, 32, 32),)
 
 
-def architecture(name: str, config: str, call: Any, **options: Any) -> Any:
+def architecture(name: str, call: Any, **options: Any) -> Any:
     """Return a function that makes a model of transformers with random, trainable weights."""
 
     def build(torch: Any) -> Any:
         transformers = pytest.importorskip("transformers")
-        made = getattr(transformers, config)(**options)
-        made._attn_implementation = "eager"
-        model = getattr(transformers, name)(made).eval()
+        kind = getattr(transformers, name)
+        config = kind.config_class(**options)
+        config._attn_implementation = "eager"
+        model = kind(config).eval()
         return module_class(torch, call, model=model.requires_grad_(True))
 
     return build
@@ -64,9 +66,7 @@ def detr(torch: Any) -> Any:
         embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
     )
     more = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "num_queries": 4}
-    build = architecture(
-        "DetrForObjectDetection", "DetrConfig", from_image, backbone_config=backbone, **more, **DECODER
-    )
+    build = architecture("DetrForObjectDetection", from_image, backbone_config=backbone, **more, **DECODER)
     return build(torch)
 
 
@@ -74,7 +74,6 @@ ARCHITECTURES = {
     "T5": Exported(
         architecture(
             "T5ForConditionalGeneration",
-            "T5Config",
             from_ids,
             **WORDS,
             d_model=16,
@@ -89,9 +88,7 @@ ARCHITECTURES = {
         30,
     ),
     "BART": Exported(
-        architecture(
-            "BartForConditionalGeneration", "BartConfig", from_ids, **WORDS, **DECODER, max_position_embeddings=16
-        ),
+        architecture("BartForConditionalGeneration", from_ids, **WORDS, **DECODER, max_position_embeddings=16),
         TOKENS,
         30,
         exporters=("dynamo",),  # the older one gives that buffer a number for a name
@@ -99,7 +96,6 @@ ARCHITECTURES = {
     "Whisper": Exported(
         architecture(
             "WhisperForConditionalGeneration",
-            "WhisperConfig",
             lambda self, sound, answers: (
                 self.model(input_features=sound, decoder_input_ids=answers, use_cache=False).logits
             ),
@@ -122,7 +118,6 @@ ARCHITECTURES = {
     "MobileViT": Exported(
         architecture(
             "MobileViTForImageClassification",
-            "MobileViTConfig",
             from_image,
             image_size=32,
             patch_size=2,
@@ -135,7 +130,6 @@ ARCHITECTURES = {
     "EfficientNet": Exported(
         architecture(
             "EfficientNetForImageClassification",
-            "EfficientNetConfig",
             from_image,
             image_size=32,
             width_coefficient=0.25,
@@ -147,7 +141,6 @@ ARCHITECTURES = {
     "SegFormer for maps": Exported(
         architecture(
             "SegformerForSemanticSegmentation",
-            "SegformerConfig",
             from_image,
             hidden_sizes=[8, 16],
             depths=[1, 1],
@@ -165,7 +158,6 @@ ARCHITECTURES = {
     "Swin": Exported(
         architecture(
             "SwinForImageClassification",
-            "SwinConfig",
             from_image,
             image_size=16,
             patch_size=2,
@@ -180,7 +172,6 @@ ARCHITECTURES = {
     "BEiT": Exported(
         architecture(
             "BeitForImageClassification",
-            "BeitConfig",
             from_image,
             **SMALL,
             image_size=16,
@@ -191,14 +182,7 @@ ARCHITECTURES = {
         ((2, 3, 16, 16),),
     ),
     "ConvNeXt V2": Exported(
-        architecture(
-            "ConvNextV2ForImageClassification",
-            "ConvNextV2Config",
-            from_image,
-            hidden_sizes=[8, 16],
-            depths=[1, 1],
-            num_stages=2,
-        ),
+        architecture("ConvNextV2ForImageClassification", from_image, hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
         IMAGE,
     ),
     "CLIP": MODULES["CLIP"],

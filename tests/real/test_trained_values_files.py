@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import OptionError, TrainingHint
+from sentences import warns_sentence
 
 RNG = np.random.default_rng(0)
 
@@ -278,7 +279,7 @@ def undecided() -> onnx.ModelProto:
 
 
 def test_undecided_tensors_get_a_hint():
-    with pytest.warns(TrainingHint, match=r'val_7 is not trained: neither use nor name .* train=\["\*", "val_7"\]'):
+    with warns_sentence("not_trained", names="val_7", advice='train=["*", "val_7"]'):
         trainer = onnxtrain.Trainer(undecided(), loss="mse")
     assert set(trainer.parameters) == {"w"}
     (hint,) = onnxtrain.inspect(undecided()).surprises

@@ -6,8 +6,9 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import TrainingHint
-from zoo.exported_modules import MODULES, differences, export
+from sentences import warns_sentence
+from zoo.exported_modules import MODULES
+from zoo.exporting import differences, export
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -77,7 +78,7 @@ def dropped(tmp_path_factory):
 
 def test_biases_that_the_exporter_omitted_are_named(dropped):
     _, model = dropped
-    with pytest.warns(TrainingHint, match=r"left out 2 biases that were zero .*optimize=False\) keeps them"):
+    with warns_sentence("exporter_left_out", biases="2 biases"):
         trainer = onnxtrain.Trainer(model, loss="mse")
     (hint,) = [hint for hint in trainer.hints if "left out" in hint]
     # Biases of Conv and Gemm; zeros that an Add reads are merged, with another hint.

@@ -19,11 +19,11 @@ from test_device_states import FORBIDDING
 
 import onnxtrain
 from cuda_library import TRAINED_WITH, built
-from onnxtrain.errors import OptionError
 from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.runtime import native
 from onnxtrain.runtime.native import CudaUpdates
 from onnxtrain.runtime.options import RuntimeOptions
+from sentences import raises_sentence, warns_sentence
 
 ON_CUDA = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
@@ -52,40 +52,44 @@ class TestWhenTheyAreUsed:
         assert RuntimeOptions().updates() is None
         assert RuntimeOptions(providers=["dml", "cuda"]).updates() is None
         assert RuntimeOptions(providers=["cuda"], kernels=False).updates() is None
-        with pytest.raises(OptionError, match="run on the CPU only, not on DmlExecutionProvider"):
+        with raises_sentence("kernels_on_provider", what="kernels", got="DmlExecutionProvider"):
             RuntimeOptions(providers=["dml"], kernels=True).uses_kernels()
 
     def test_without_the_library_they_are_in_standard_operators(self, has_cuda, monkeypatch, tmp_path):
         monkeypatch.setattr(native, "cuda_in_package", lambda: tmp_path / "missing.so")
         assert RuntimeOptions(providers=["cuda"]).updates() is None
         for ask in (RuntimeOptions.updates, RuntimeOptions.uses_kernels):
-            with pytest.raises(OptionError, match="CUDA updates is missing here: build it on a machine with nvcc"):
+            with raises_sentence("cuda_library_missing", advice="build it on a machine with nvcc"):
                 ask(RuntimeOptions(providers=["cuda"], kernels=True))
 
 
 class TestFinding:
     def test_the_variable_names_no_file(self, monkeypatch, tmp_path):
         monkeypatch.setenv(native.CUDA_VARIABLE, str(tmp_path / "none.so"))
-        with pytest.raises(OptionError, match=r"ONNXTRAIN_CUDA_LIBRARY names '.*', which is not a file; build it"):
+        with raises_sentence(
+            "cuda_library_no_file", what="ONNXTRAIN_CUDA_LIBRARY", got=tmp_path / "none.so", advice="build it"
+        ):
             native.find_cuda()
 
     @pytest.mark.parametrize("content", [b"", b"no library"])
     def test_the_variable_names_something_else(self, monkeypatch, tmp_path, content):
         (tmp_path / "other.so").write_bytes(content)
         monkeypatch.setenv(native.CUDA_VARIABLE, str(tmp_path / "other.so"))
-        with pytest.raises(OptionError, match=r"names '.*other\.so', which cannot be loaded: "):
+        with raises_sentence("cuda_library_cannot_be_loaded", what="ONNXTRAIN_CUDA_LIBRARY", got=tmp_path / "other.so"):
             native.find_cuda()
 
     def test_the_librarys_of_the_processor_is_not_it(self, monkeypatch):
         monkeypatch.setenv(native.CUDA_VARIABLE, str(onnxtrain.custom_ops_library()))
-        with pytest.raises(OptionError, match=r"cannot be loaded: .*onnxtrain_cuda_operators"):
+        with raises_sentence(
+            "cuda_library_cannot_be_loaded", what="ONNXTRAIN_CUDA_LIBRARY", reason="onnxtrain_cuda_operators"
+        ):
             native.find_cuda()
 
     def test_one_of_the_package_that_cannot_be_loaded_is_warned_about(self, monkeypatch, tmp_path):
         (tmp_path / "other.so").write_bytes(b"no library")
         monkeypatch.delenv(native.CUDA_VARIABLE, raising=False)
         monkeypatch.setattr(native, "cuda_in_package", lambda: tmp_path / "other.so")
-        with pytest.warns(RuntimeWarning, match="CUDA library cannot be loaded, standard operators update"):
+        with warns_sentence("cuda_library_not_used"):
             assert native.find_cuda() is None
 
     def test_none(self, monkeypatch, tmp_path):

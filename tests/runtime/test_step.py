@@ -7,7 +7,8 @@ import pytest
 from onnx import parser
 
 import onnxtrain
-from onnxtrain.errors import OptionError, StepError
+from onnxtrain.errors import StepError
+from sentences import raises_sentence
 
 HEADER = '<ir_version: 8, opset_import: ["": 18]>'
 
@@ -16,7 +17,7 @@ HEADER = '<ir_version: 8, opset_import: ["": 18]>'
 def test_einsum_with_ellipses_of_different_ranks_is_refused_before_it_crashes(batch: str) -> None:
     text = f"""{HEADER} g (float[{batch},3,4] x) => (float[{batch},3] y) <float[4] w = {{1, 2, 3, 4}}>
         {{ y = Einsum<equation = "...ij,...j->...i">(x, w) }}"""
-    with pytest.raises(StepError, match=r"Einsum node .* has ellipses of 0 and 1 axes, on which ONNX Runtime crashes"):
+    with raises_sentence("einsum_ellipses", got=[0, 1]):
         onnxtrain.Trainer(parser.parse_model(text), loss="mean_squared_error")
 
 
@@ -30,7 +31,7 @@ def test_failure_in_the_backward_pass_names_the_rule() -> None:
 
 def test_unknown_provider() -> None:
     options = onnxtrain.RuntimeOptions(providers=["NoExecutionProvider"])
-    with pytest.raises(OptionError, match=r"provider 'NoExecutionProvider' is not available; this onnxruntime has \w+"):
+    with raises_sentence("unknown_provider", what="providers", got="NoExecutionProvider"):
         onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", runtime=options)
 
 

@@ -14,6 +14,7 @@ from onnxtrain.errors import OptionError, registries
 from onnxtrain.losses import Huber
 from onnxtrain.metrics import resolve_metric
 from onnxtrain.training.callbacks import CALLBACKS, Callback
+from sentences import raises_sentence
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 LABELS = np.arange(12) % 3
@@ -106,7 +107,7 @@ def test_names_can_be_written(name):
 
 def test_an_entry_of_another_kind_is_refused():
     onnxtrain.register_loss("wrong", "math:sqrt")
-    with pytest.raises(OptionError, match="as the loss 'wrong'; it needs a class derived from Loss"):
+    with raises_sentence("plugin_registers", kind="loss", name="'wrong'", needs="a class derived from Loss"):
         trainer("wrong")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import GradientError, OnnxTrainError
+from sentences import raises_sentence
 
 
 def parse(text: str, opset: int = 18) -> onnx.ModelProto:
@@ -159,9 +160,9 @@ def test_errors(call, message: str) -> None:
 
 def test_a_fixed_batch_is_refused_and_a_taken_name_gets_a_number() -> None:
     model = parse(LINEAR.replace("[n", "[4"))
-    with pytest.raises(GradientError, match=r"no input has a dynamic first axis; .* dynamic_batch\(model\)"):
+    with raises_sentence("no_dynamic_first_axis"):
         onnxtrain.per_example_gradients(model, "loss", "w")
-    with pytest.raises(GradientError, match="'x' must be an input whose first axis is dynamic, or 1; its shape is"):
+    with raises_sentence("first_axis_not_dynamic", what="x"):
         onnxtrain.per_example_gradients(model, "loss", "w", inputs="x")
     taken = parse("f (float[2] x, float[2] x_tangent) => (float[2] y) { y = Add(x, x_tangent) }")
     assert [value.name for value in onnxtrain.jvp(taken, xs="x").graph.input] == ["x", "x_tangent", "x_tangent2"]
@@ -226,7 +227,7 @@ def test_names_count_once_and_wrong_names_are_refused(function) -> None:
     names = [value.name for value in function(parse(SQUARE), "y", ["x", "x"]).graph.output]
     assert len(names) == len(set(names))
     for xs in ([], 3, ["x", 3]):
-        with pytest.raises(GradientError, match=r"xs is .*; it needs a name, or a list of names\."):
+        with raises_sentence("names_of_values", what="xs"):
             function(parse(SQUARE), "y", xs)
     with pytest.raises(GradientError, match=r"y is 3; it needs (the|a) name"):
         function(parse(SQUARE), 3, "x")
@@ -239,14 +240,14 @@ def test_two_outputs_of_one_name_have_one_product() -> None:
     found = run(onnxtrain.vjp(parse(SQUARE), ["y", "y"], "x"), x=[1, 2], y_cotangent=[1, 1])
     np.testing.assert_array_equal(found["x_vjp"], [2, 4])
     assert list(run(onnxtrain.jvp(parse(SQUARE), ["y", "y"], "x"), x=[1, 2], x_tangent=[1, 1])) == ["y", "y_jvp"]
-    with pytest.raises(GradientError, match=r"y names 2 values \('s', 'p'\); it needs one"):
+    with raises_sentence("y_names_values", what="y", got=["s", "p"], number=2):
         onnxtrain.jacobian(parse(BOTH), ["s", "p"])
 
 
 def test_a_jacobian_of_a_batch_needs_the_batch_in_each_x() -> None:
     model = parse("f (float[4, 3] x, float[2] b) => (float[4, 2] y) <float[3, 2] w = {1,2,3,4,5,6}> "
                   "{ p = MatMul(x, w)  y = Add(p, b) }")  # fmt: skip
-    with pytest.raises(GradientError, match=r"axis 0 of 'w' \[3, 2\] is not the batch of 'y' \[4, 2\]"):
+    with raises_sentence("jacobian_batch", what="w", got=(3, 2), wanted=(4, 2), y_name="'y'"):
         onnxtrain.jacobian(model, "y", "w", batch=True)
     with pytest.raises(GradientError, match="axis 0 of 'b'"):
         onnxtrain.jacobian(model, "y", "b", batch=True)

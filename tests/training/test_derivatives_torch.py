@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from zoo.exported_modules import MODULES, Exported, export
+from zoo.exported_modules import MODULES
+from zoo.exporting import Exported, export
 
 torch = pytest.importorskip("torch")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402

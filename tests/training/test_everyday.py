@@ -11,6 +11,7 @@ import onnxtrain
 from onnxtrain import examples
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.losses import SoftmaxCrossEntropy
+from sentences import raises_sentence
 
 torch = pytest.importorskip("torch")
 
@@ -181,7 +182,7 @@ def test_losses_without_terms_by_example_take_no_weights():
     one = trainer(loss=lambda op, prediction, target: op.ReduceMean(abs(prediction - target), keepdims=0))
     with pytest.raises(OptionError, match="the loss custom has no terms by example"):
         one.fit(X, NUMBERS, sample_weight=np.ones(12))
-    with pytest.raises(DataError, match="'sample_weight' goes with data in arrays"):
+    with raises_sentence("goes_with_arrays", what="sample_weight"):
         trainer().fit([(X, LABELS)], sample_weight=np.ones(12))
 
 
@@ -273,5 +274,5 @@ def test_examples_by_index_take_weights():
         one.fit(data, sample_weight=weights, epochs=2, batch_size=5, progress=False)
         found.append([*one.get_weights(flat=True), one.evaluate(data, sample_weight=weights)["loss"]])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
-    with pytest.raises(DataError, match=r"sample_weight has 3 weights, but the Indexed has 12 rows"):
+    with raises_sentence("number_of_weights", what="sample_weight", got=3, wanted=12, name="the Indexed"):
         trainer().fit(Indexed(), sample_weight=np.ones(3))

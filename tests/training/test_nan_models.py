@@ -8,8 +8,9 @@ import pytest
 import onnxtrain
 from onnxtrain import Lora, examples
 from onnxtrain.data.conversion import all_finite
-from onnxtrain.errors import DataError, NumericalError
+from onnxtrain.errors import NumericalError
 from onnxtrain.training.callbacks import EarlyStopping, SaveBest
+from sentences import raises_sentence
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 LABELS = np.arange(40) % 3
@@ -36,7 +37,7 @@ def test_a_training_that_ends_in_nan_is_not_saved(tmp_path):
     with pytest.raises(NumericalError, match="The loss became nan at step"):
         subject.fit(X, LABELS, epochs=5, progress=False)
     for write in (lambda: subject.save(tmp_path / "m.onnx"), subject.model):
-        with pytest.raises(NumericalError, match=r"weight 'layer1.weight' holds nan \(32 of 32 values\), so"):
+        with raises_sentence("weight_not_finite", name="'layer1.weight'", value="nan", count=32, size=32):
             write()
     assert list(tmp_path.iterdir()) == []
 
@@ -45,7 +46,7 @@ def test_a_training_that_ends_in_nan_is_not_saved(tmp_path):
 def test_adapters_and_averages_that_are_nan_are_not_saved(tmp_path, name):
     subject = trainer(lora=Lora(rank=2, targets="layer1"), train="layer2.bias")
     subject.set_weights({"layer2.bias": np.full(3, np.inf, np.float32)})
-    with pytest.raises(NumericalError, match=r"'layer2.bias' holds inf \(3 of 3 values\)"):
+    with raises_sentence("weight_not_finite", name="'layer2.bias'", value="inf", count=3, size=3):
         subject.save(tmp_path / name)
     averaged = trainer(ema=0.5, optimizer=ENORMOUS)
     with pytest.raises(NumericalError):
@@ -94,9 +95,9 @@ def test_a_step_refuses_inputs_that_are_nan_as_fit_does(value):
     wrong[3, 1] = value
     subject = trainer()
     before = subject.get_weights(flat=True)
-    with pytest.raises(DataError, match=f"holds {value} at example 3: remove such examples or fill in a number"):
+    with raises_sentence("holds_at_example", value=str(value), example=3):
         subject.train_step(wrong, LABELS)
-    with pytest.raises(DataError, match=f"holds {value} at example 3: remove such examples or fill in a number"):
+    with raises_sentence("holds_at_example", value=str(value), example=3):
         subject.fit(wrong, LABELS, progress=False)
     np.testing.assert_array_equal(subject.get_weights(flat=True), before)
 

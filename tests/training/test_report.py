@@ -7,6 +7,7 @@ import pytest
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.training.callbacks import report
 from onnxtrain.training.report.charts import measured
+from sentences import raises_sentence
 
 ROWS = [{"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "val_loss": 2.5 / e} for e in range(1, 7)]
 MEASURED = [row | {"val_accuracy": 0.1 * (row["epoch"] - 1)} for row in ROWS]
@@ -71,5 +72,5 @@ def test_a_path_that_cannot_be_written(tmp_path):
 
 def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "matplotlib_available", lambda: False)
-    with pytest.raises(OptionError, match=r"matplotlib is not installed: pip install matplotlib"):
+    with raises_sentence("matplotlib_missing"):
         report.save_curve(ROWS, tmp_path / "curve.png")

@@ -10,6 +10,7 @@ import onnxtrain
 import onnxtrain.data
 from onnxtrain import examples
 from onnxtrain.errors import DataError
+from sentences import raises_sentence
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((12, 4)).astype(np.float32)
@@ -201,5 +202,5 @@ def test_refusals(fit, message):
 
 def test_a_table_without_the_column_says_what_it_has(tmp_path):
     for make in (csv, pandas):
-        with pytest.raises(DataError, match="has no column 'importance': it has 'a', 'b', 'weight'"):
+        with raises_sentence("no_column", what="importance", columns="'a', 'b', 'weight'"):
             trainer().fit(make(tmp_path)[0], target="label", sample_weight="importance")

@@ -28,6 +28,7 @@ from onnxtrain.errors import BusyError, OptionError
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.inference import evaluation
 from onnxtrain.training.inference.evaluation import Evaluator
+from sentences import raises_sentence
 
 WIDTH, OUT = 128, 64
 X = np.ones((2, WIDTH), np.float32)
@@ -100,7 +101,7 @@ READ: dict[str, Read] = {
     "__deepcopy__": lambda t, _: one_value(*copy.deepcopy(t).get_weights().values()),
     "__getstate__": lambda t, _: one_value(*pickle.loads(pickle.dumps(t)).get_weights().values()),
 }
-"""What each public method or attribute that changes nothing reads: it fails unless all weights are equal."""
+"""Calls of each public method or attribute that changes nothing; each fails unless all weights are equal."""
 
 
 def equal_weights(trainer: onnxtrain.Trainer, value: float) -> dict[str, np.ndarray]:
@@ -219,7 +220,7 @@ def test_a_second_training_is_refused(name, shared, tmp_path):
     caught: list[BusyError] = []
 
     def attempt() -> BusyError:
-        with pytest.raises(BusyError, match=r"another thread .* trains in fit; one thread") as found:
+        with raises_sentence("busy", got="fit") as found:
             TRAIN[name](shared, tmp_path)
         return found.value
 
@@ -284,7 +285,7 @@ def test_arrays_are_not_live_in_a_thread_that_got_the_identifier_of_another():
 
 
 def packed(trainer: onnxtrain.Trainer) -> bool:
-    """Whether the last prediction came from a session that has the weights packed."""
+    """Return whether the last prediction came from a session that has the weights packed."""
     (evaluator,) = trainer._evaluators.values()
     return any(each.session is not None for each in evaluator._packed.values())
 

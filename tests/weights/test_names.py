@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import OptionError, TrainingHint
+from sentences import raises_sentence, warns_sentence
 
 
 def exported(*, newer: bool) -> onnx.ModelProto:
@@ -52,7 +52,9 @@ def test_patterns_match_module_paths(newer):
 def test_names_of_nodes_match_where_nothing_else_does():
     assert chosen(exported(newer=True), train="node_0") == ["val_0"]
     assert chosen(exported(newer=False), train="/layer.1.q/*") == ["onnx::MatMul_25", "layer.1.q.bias"]
-    with pytest.raises(OptionError, match=r"train='layer.7.\*' matches no initializer; the model has layer.0.q.weight"):
+    with raises_sentence(
+        "no_match", option="train", pattern="'layer.7.*'", kind="initializer", names="layer.0.q.weight"
+    ):
         chosen(exported(newer=True), train="layer.7.*")
 
 
@@ -141,7 +143,5 @@ def test_a_file_of_tf2onnx_without_any_bias_gets_a_hint(added: str | None):
     if added:
         assert not onnxtrain.Trainer(model, loss="mse").hints
         return
-    with pytest.warns(
-        TrainingHint, match="No layer of this TensorFlow file has a bias. tf2onnx leaves out biases of zero"
-    ):
+    with warns_sentence("tensorflow_without_biases"):
         onnxtrain.Trainer(model, loss="mse")

@@ -6,6 +6,7 @@ import pytest
 from onnx import parser
 
 import onnxtrain
+from sentences import warns_sentence
 
 SIGNATURE = (
     "\n# inputs\np_d: PARAMETER target='d'\nb_t: BUFFER target='t'\nx: USER_INPUT\n\n# outputs\ny: USER_OUTPUT\n"
@@ -36,9 +37,7 @@ def scaled(name, folded_from, signature=SIGNATURE):
 @pytest.mark.parametrize("name", ["sigmoid", "val_3", "rotary_cos", "masked_fill", "index"])
 def test_a_hint_names_a_result_and_its_parameter(name):
     model = scaled(name, "['d', 'exp_2', 'val_0']")
-    with pytest.warns(
-        onnxtrain.errors.TrainingHint, match=rf"computed {name} from the parameter d and stored the result:"
-    ):
+    with warns_sentence("exporter_computed", names=name, parameter="d"):
         trainer = onnxtrain.Trainer(model, loss="mse")
     directly = f"a training changes {name} directly" in " ".join(trainer.hints)
     assert directly == (name in trainer.parameters)

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.errors import OptionError
+from sentences import raises_sentence
 
 
 def normalized(momentum: float = 0.8) -> onnx.ModelProto:
@@ -94,7 +94,7 @@ def test_statistics_that_are_computed_are_refused() -> None:
     model = normalized()
     model.graph.node.insert(0, helper.make_node("Neg", ["m"], ["negative"]))
     model.graph.node[1].input[3] = "negative"
-    with pytest.raises(OptionError, match="needs the running mean of 'norm' as an initializer; it is computed"):
+    with raises_sentence("statistics_computed", kind="mean", node="'norm'"):
         onnxtrain.Trainer(model, loss="mean_squared_error", batch_norm="train")
 
 

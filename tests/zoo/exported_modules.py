@@ -1,147 +1,14 @@
-"""Modules of ``torch.nn`` and small transformers of random weights, and both exporters' files of them.
+"""Modules of ``torch.nn`` and small transformers of random weights.
 
 Nothing here imports torch before a function is called.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import onnx
-
-import onnxtrain
-from onnxtrain.model_file.file import ModelFile
-from zoo.gradients import distinct
-
-
-class Exported(NamedTuple):
-    """A module to export.
-
-    Attributes:
-        build: Makes it of ``torch``.
-        shapes: Shapes of its floating inputs; the first axis is the batch, which has 2 examples.
-        ids: Inputs of two axes are integers below this, where not 0.
-        exporters: Those that can write it.
-        free: Exporters that can write it with a dynamic batch size.
-    """
-
-    build: Callable[[Any], Any]
-    shapes: tuple[tuple[int, ...], ...] = ((2, 6),)
-    ids: int = 0
-    exporters: tuple[str, ...] = ("dynamo", "torchscript")
-    free: tuple[str, ...] = ("dynamo", "torchscript")
-
-    def example(self, torch: Any) -> tuple[Any, ...]:
-        """Seeded inputs."""
-        generator = np.random.default_rng(0)
-        return tuple(
-            torch.from_numpy(
-                generator.integers(0, self.ids, shape)
-                if self.ids and len(shape) == 2
-                else generator.normal(size=shape).astype(np.float32)
-            )
-            for shape in self.shapes
-        )
-
-
-def module_class(torch: Any, forward: Callable[..., Any], **parts: Any) -> Any:
-    """A module with these modules and parameters, and this method ``forward``."""
-
-    class Made(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, part in parts.items():
-                setattr(self, name, part)
-
-        def forward(self, *inputs: Any) -> Any:
-            return forward(self, *inputs)
-
-    return Made()
-
-
-def differences(parameters: dict[str, np.ndarray], model: onnx.ModelProto) -> list[str]:
-    """Trainable tensors of a file that are not parameters of the program, and vice versa.
-
-    Layout does not count, nor do tensors that the exporter computed from parameters (a folded batch normalization):
-    these have the shape of one. A parameter that is not in the file cannot be trained. Where only one
-    value fills a parameter, its name tells.
-    """
-    rows = onnxtrain.inspect(model).initializers
-    file = ModelFile.load(model)
-    held = {row.name: elements(file.value(row.name)) for row in rows if row.dtype == "float"}
-    known = Counter(value for array in parameters.values() for value in elements(array))
-    shapes = {tuple(sorted(array.shape)) for array in parameters.values()}
-    trained = {row.name for row in rows if row.trainable}
-    seen = Counter(value for name in trained for value in held[name])
-    hinted = {value for row in rows if row.undecided for value in held[row.name]}
-    found = []
-    for row in rows:
-        if row.trainable:
-            others = [value for value in held[row.name] if value not in known]
-            if others and tuple(sorted(row.shape)) not in shapes:
-                found.append(f"{row.name} {row.shape} is trained: {others[:3]}")
-    found += [f"{seen[fill]} times {fill} is trained" for fill in (0.0, 1.0) if seen[fill] > known[fill]]
-    for name, array in parameters.items():
-        values = elements(array)
-        is_fill = len(set(values)) == 1 and values[0] in (0.0, 1.0)
-        if is_fill and name in held and name not in trained:
-            found.append(f"{name} {array.shape} is not trained")
-        everywhere = {value for others in held.values() for value in others}
-        missing = everywhere.difference(seen, hinted, (0.0, 1.0))
-        if not is_fill and missing.intersection(values):
-            found.append(f"{name} {array.shape} is not trained")
-    return found
-
-
-def elements(array: np.ndarray) -> list[float]:
-    """The elements of an array in float32."""
-    flat: list[float] = np.asarray(array, np.float32).reshape(-1).tolist()
-    return flat
-
-
-def export(
-    torch: Any, case: Exported, path: Path, exporter: str, *, free: bool, fresh: bool, optimize: bool = True
-) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
-    """The parameters of a module, and its file.
-
-    Args:
-        torch: The package.
-        case: The module.
-        path: Where to write.
-        exporter: "dynamo" or "torchscript".
-        free: True if the batch is free.
-        fresh: True if its parameters are as initialized; otherwise no two of their elements are equal.
-        optimize: True if the newer exporter optimizes, as it does by default.
-    """
-    torch.manual_seed(0)
-    module = case.build(torch).eval()
-    if not fresh:
-        module = distinct(module)
-    example = case.example(torch)
-    options: dict[str, Any] = {"dynamo": exporter == "dynamo", "external_data": False, "verbose": False}
-    if exporter == "dynamo":
-        options |= {"optimize": optimize}
-        if free:
-            options |= {"dynamic_shapes": [{0: torch.export.Dim("N")} for _ in example]}
-    else:
-        del options["external_data"]
-        options |= {"input_names": [f"x{i}" for i in range(len(example))]}
-        if free:
-            options |= {"dynamic_axes": {f"x{i}": {0: "N"} for i in range(len(example))}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if exporter == "dynamo" and free:
-            signature_is_variadic = type(module).__name__ == "Made"
-            if signature_is_variadic:
-                options["dynamic_shapes"] = (tuple(options["dynamic_shapes"]),)
-        torch.onnx.export(module, example, str(path), **options)
-    parameters = {name: p.detach().numpy().copy() for name, p in module.named_parameters() if p.requires_grad}
-    return parameters, onnx.load(path)
+from zoo.exporting import Exported, module_class
 
 
 def _nn(name: str, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
@@ -255,15 +122,16 @@ def _rms(torch: Any) -> Any:
     return module_class(torch, forward, linear=torch.nn.Linear(6, 6), weight=torch.nn.Parameter(torch.ones(6)))
 
 
-def _transformer(name: str, config: str, method: str = "", **options: Any) -> Callable[[Any], Any]:
+def _transformer(name: str, method: str = "", **options: Any) -> Callable[[Any], Any]:
     """A model of transformers; its first output."""
 
     def build(torch: Any) -> Any:
         import transformers
 
-        made = getattr(transformers, config)(**options)
-        made._attn_implementation = "eager"
-        model = getattr(transformers, name)(made).eval()
+        kind = getattr(transformers, name)
+        config = kind.config_class(**options)
+        config._attn_implementation = "eager"
+        model = kind(config).eval()
 
         def forward(self: Any, *inputs: Any) -> Any:
             call = getattr(self.model, method) if method else self.model
@@ -434,13 +302,11 @@ MODULES: dict[str, Exported] = {
     "rotary of few positions": Exported(_rotary(5), ((2, 5, 6),)),
     # transformers
     "BERT": Exported(
-        _transformer("BertForSequenceClassification", "BertConfig", **SMALL, **WORDS, max_position_embeddings=16),
-        **TOKENS,
+        _transformer("BertForSequenceClassification", **SMALL, **WORDS, max_position_embeddings=16), **TOKENS
     ),
     "DistilBERT": Exported(
         _transformer(
             "DistilBertForSequenceClassification",
-            "DistilBertConfig",
             **WORDS,
             dim=16,
             hidden_dim=32,
@@ -451,49 +317,31 @@ MODULES: dict[str, Exported] = {
         **TOKENS,
     ),
     "RoBERTa": Exported(
-        _transformer("RobertaForSequenceClassification", "RobertaConfig", **SMALL, **WORDS, max_position_embeddings=16),
-        **TOKENS,
+        _transformer("RobertaForSequenceClassification", **SMALL, **WORDS, max_position_embeddings=16), **TOKENS
     ),
     "ELECTRA": Exported(
         _transformer(
-            "ElectraForSequenceClassification",
-            "ElectraConfig",
-            **SMALL,
-            **WORDS,
-            embedding_size=8,
-            max_position_embeddings=16,
+            "ElectraForSequenceClassification", **SMALL, **WORDS, embedding_size=8, max_position_embeddings=16
         ),
         **TOKENS,
     ),
     "ALBERT": Exported(
-        _transformer(
-            "AlbertForSequenceClassification",
-            "AlbertConfig",
-            **SMALL,
-            **WORDS,
-            embedding_size=8,
-            max_position_embeddings=16,
-        ),
+        _transformer("AlbertForSequenceClassification", **SMALL, **WORDS, embedding_size=8, max_position_embeddings=16),
         **TOKENS,
     ),
     "GPT-2": Exported(
-        _transformer(
-            "GPT2LMHeadModel", "GPT2Config", **WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=16, use_cache=False
-        ),
+        _transformer("GPT2LMHeadModel", **WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=16, use_cache=False),
         **TOKENS,
         exporters=DYNAMO,
     ),
     "GPT-NeoX": Exported(
-        _transformer(
-            "GPTNeoXForCausalLM", "GPTNeoXConfig", **SMALL, **WORDS, max_position_embeddings=16, use_cache=False
-        ),
+        _transformer("GPTNeoXForCausalLM", **SMALL, **WORDS, max_position_embeddings=16, use_cache=False),
         **TOKENS,
         exporters=DYNAMO,
     ),
     "OPT": Exported(
         _transformer(
             "OPTForCausalLM",
-            "OPTConfig",
             **WORDS,
             hidden_size=16,
             num_hidden_layers=2,
@@ -506,57 +354,41 @@ MODULES: dict[str, Exported] = {
         **TOKENS,
     ),
     "Llama": Exported(
-        _transformer("LlamaForCausalLM", "LlamaConfig", **SMALL, **WORDS, max_position_embeddings=16, use_cache=False),
+        _transformer("LlamaForCausalLM", **SMALL, **WORDS, max_position_embeddings=16, use_cache=False),
         **TOKENS,
         exporters=DYNAMO,
     ),
     "Qwen2": Exported(
-        _transformer("Qwen2ForCausalLM", "Qwen2Config", **SMALL, **WORDS, num_key_value_heads=1, use_cache=False),
+        _transformer("Qwen2ForCausalLM", **SMALL, **WORDS, num_key_value_heads=1, use_cache=False),
         **TOKENS,
         exporters=DYNAMO,
     ),
     "Gemma": Exported(
-        _transformer(
-            "GemmaForCausalLM", "GemmaConfig", **SMALL, **WORDS, num_key_value_heads=1, head_dim=8, use_cache=False
-        ),
+        _transformer("GemmaForCausalLM", **SMALL, **WORDS, num_key_value_heads=1, head_dim=8, use_cache=False),
         **TOKENS,
         exporters=DYNAMO,
     ),
     "T5 encoder": Exported(
-        _transformer("T5EncoderModel", "T5Config", **WORDS, d_model=16, d_ff=32, d_kv=8, num_layers=2, num_heads=2),
-        **TOKENS,
+        _transformer("T5EncoderModel", **WORDS, d_model=16, d_ff=32, d_kv=8, num_layers=2, num_heads=2), **TOKENS
     ),
-    "ViT": Exported(
-        _transformer("ViTForImageClassification", "ViTConfig", **SMALL, image_size=16, patch_size=8), **PICTURES
-    ),
-    "DeiT": Exported(
-        _transformer("DeiTForImageClassification", "DeiTConfig", **SMALL, image_size=16, patch_size=8), **PICTURES
-    ),
+    "ViT": Exported(_transformer("ViTForImageClassification", **SMALL, image_size=16, patch_size=8), **PICTURES),
+    "DeiT": Exported(_transformer("DeiTForImageClassification", **SMALL, image_size=16, patch_size=8), **PICTURES),
     "ResNet": Exported(
         _transformer(
-            "ResNetForImageClassification",
-            "ResNetConfig",
-            embedding_size=8,
-            hidden_sizes=[8, 16],
-            depths=[1, 1],
-            layer_type="basic",
+            "ResNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
         ),
         ((2, 3, 32, 32),),
     ),
     "ConvNeXt": Exported(
-        _transformer(
-            "ConvNextForImageClassification", "ConvNextConfig", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2
-        ),
+        _transformer("ConvNextForImageClassification", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
         ((2, 3, 32, 32),),
     ),
     "MobileNetV2": Exported(
-        _transformer("MobileNetV2ForImageClassification", "MobileNetV2Config", depth_multiplier=0.25, image_size=32),
-        ((2, 3, 32, 32),),
+        _transformer("MobileNetV2ForImageClassification", depth_multiplier=0.25, image_size=32), ((2, 3, 32, 32),)
     ),
     "SegFormer": Exported(
         _transformer(
             "SegformerForImageClassification",
-            "SegformerConfig",
             hidden_sizes=[8, 16],
             depths=[1, 1],
             num_encoder_blocks=2,
@@ -571,7 +403,6 @@ MODULES: dict[str, Exported] = {
     "Wav2Vec2": Exported(
         _transformer(
             "Wav2Vec2ForSequenceClassification",
-            "Wav2Vec2Config",
             **SMALL,
             **WORDS,
             conv_dim=(8, 8),
@@ -583,13 +414,10 @@ MODULES: dict[str, Exported] = {
         ),
         ((2, 200),),
     ),
-    "CLIP vision": Exported(
-        _transformer("CLIPVisionModel", "CLIPVisionConfig", **SMALL, image_size=16, patch_size=8), **PICTURES
-    ),
+    "CLIP vision": Exported(_transformer("CLIPVisionModel", **SMALL, image_size=16, patch_size=8), **PICTURES),
     "Swin": Exported(
         _transformer(
             "SwinForImageClassification",
-            "SwinConfig",
             image_size=16,
             patch_size=2,
             embed_dim=8,
@@ -602,7 +430,6 @@ MODULES: dict[str, Exported] = {
     "BEiT": Exported(
         _transformer(
             "BeitForImageClassification",
-            "BeitConfig",
             **SMALL,
             image_size=16,
             patch_size=8,
@@ -614,7 +441,6 @@ MODULES: dict[str, Exported] = {
     "DINOv2": Exported(
         _transformer(
             "Dinov2ForImageClassification",
-            "Dinov2Config",
             hidden_size=16,
             num_hidden_layers=2,
             num_attention_heads=2,
@@ -625,15 +451,12 @@ MODULES: dict[str, Exported] = {
         **PICTURES,
     ),
     "ConvNeXt V2": Exported(
-        _transformer(
-            "ConvNextV2ForImageClassification", "ConvNextV2Config", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2
-        ),
+        _transformer("ConvNextV2ForImageClassification", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
         ((2, 3, 32, 32),),
     ),
     "PoolFormer": Exported(
         _transformer(
             "PoolFormerForImageClassification",
-            "PoolFormerConfig",
             hidden_sizes=[8, 16],
             depths=[1, 1],
             num_encoder_blocks=2,
@@ -644,23 +467,17 @@ MODULES: dict[str, Exported] = {
         ((2, 3, 32, 32),),
     ),
     "BLOOM": Exported(
-        _transformer("BloomForCausalLM", "BloomConfig", **WORDS, hidden_size=16, n_layer=2, n_head=2, use_cache=False),
-        **TOKENS,
+        _transformer("BloomForCausalLM", **WORDS, hidden_size=16, n_layer=2, n_head=2, use_cache=False), **TOKENS
     ),
     "MPNet": Exported(
-        _transformer("MPNetForSequenceClassification", "MPNetConfig", **SMALL, **WORDS, max_position_embeddings=16),
-        **TOKENS,
+        _transformer("MPNetForSequenceClassification", **SMALL, **WORDS, max_position_embeddings=16), **TOKENS
     ),
     "RoFormer": Exported(
-        _transformer(
-            "RoFormerForSequenceClassification", "RoFormerConfig", **SMALL, **WORDS, max_position_embeddings=16
-        ),
-        **TOKENS,
+        _transformer("RoFormerForSequenceClassification", **SMALL, **WORDS, max_position_embeddings=16), **TOKENS
     ),
     "ESM": Exported(
         _transformer(
             "EsmForSequenceClassification",
-            "EsmConfig",
             **SMALL,
             **WORDS,
             max_position_embeddings=16,
@@ -670,21 +487,12 @@ MODULES: dict[str, Exported] = {
         **TOKENS,
     ),
     "Mamba": Exported(
-        _transformer(
-            "MambaForCausalLM",
-            "MambaConfig",
-            **WORDS,
-            hidden_size=16,
-            num_hidden_layers=1,
-            state_size=4,
-            use_cache=False,
-        ),
+        _transformer("MambaForCausalLM", **WORDS, hidden_size=16, num_hidden_layers=1, state_size=4, use_cache=False),
         **TOKENS,
     ),
     "Hubert": Exported(
         _transformer(
             "HubertForSequenceClassification",
-            "HubertConfig",
             **SMALL,
             **WORDS,
             conv_dim=(8, 8),

@@ -118,11 +118,11 @@ class BaseModel:
             return ModelError(
                 f"{label!r} has an adapter for {name!r}, but the model has slots for adapters already; give the "
                 "model without slots."
-            )
+            ).about(label, got=name)
         shown = ", ".join(layer.name for layer in self.layers[:4]) + (", ..." if len(self.layers) > 4 else "")
         return ModelError(
             f"{label!r} has an adapter for {name!r}, but the model has no such layer; its layers: {shown or 'none'}."
-        )
+        ).about(label, got=name, wanted=[layer.name for layer in self.layers])
 
     def _weights(self, targets: Iterable[Target]) -> dict[str, str]:
         """Hash the weights of some targets."""
@@ -139,11 +139,15 @@ class BaseModel:
             return
         advice = "give the model that it was trained on"
         if base.get("graph") != describe_graph(self.file):
-            raise ModelError(f"{label!r} was made for another model: this one has another graph; {advice}.")
+            raise ModelError(f"{label!r} was made for another model: this one has another graph; {advice}.").about(
+                label
+            )
         known = base.get("weights")
         for name, digest in self._weights(targets).items():
             if not isinstance(known, Mapping) or known.get(name) != digest:
-                raise ModelError(f"{label!r} was made for another model: the weight {name!r} differs; {advice}.")
+                raise ModelError(f"{label!r} was made for another model: the weight {name!r} differs; {advice}.").about(
+                    name
+                )
 
 
 def _match(by_name: Mapping[str, list[Target]], name: str) -> Target | None:
@@ -168,7 +172,7 @@ def _check_sizes(label: str, name: str, entry: Entry, target: Target) -> None:
         got, needed = (" x ".join(map(str, sizes)) for sizes in (entry.sizes, wanted))
         raise ModelError(
             f"{label!r} has an adapter of {got} for {name!r}, whose weight is {needed}; it was made for another model."
-        )
+        ).about(name, got=entry.sizes, wanted=wanted)
 
 
 def _with_magnitude(entry: Entry, target: Target) -> Entry:

@@ -254,7 +254,7 @@ def add_tensor(op: Builder, name: str, array: Array, told: str) -> Value:
     """Add an initializer to the main graph; ``told`` says what a model has that has the name already."""
     graph = op.graph
     if name in graph.initializers or any(value.name == name for value in graph.inputs):
-        raise OptionError(f"The model has a tensor {name!r} already, so that it has {told}.")
+        raise OptionError(f"The model has a tensor {name!r} already, so that it has {told}.").about(name)
     value = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
     graph.register_initializer(value)
     return op.wrap(value)

@@ -79,7 +79,7 @@ def _read_tensors(path: Path) -> dict[str, Array]:
     except FileNotFoundError as error:
         raise ModelError(
             f"{str(path)!r} does not exist; give an .onnx_adapter file, or a folder that PEFT has written."
-        ) from error
+        ).about(str(path)) from error
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{str(path)!r} cannot be read: {peft.reason_of(error)}; give an .onnx_adapter file."
@@ -88,9 +88,9 @@ def _read_tensors(path: Path) -> dict[str, Array]:
         values = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
         return {name: _array(value) for name, value in values.items()}
     except Exception as error:  # ONNX Runtime raises no specific type
-        raise ModelError(f"{str(path)!r} is no .onnx_adapter file; give one, or a folder that PEFT has written.") from (
-            error
-        )
+        raise ModelError(f"{str(path)!r} is no .onnx_adapter file; give one, or a folder that PEFT has written.").about(
+            str(path)
+        ) from (error)
 
 
 def element_types(path: Path) -> dict[str, ir.DataType]:
@@ -181,7 +181,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(
             f"{str(path)!r} is not an adapter's manifest; remove it to read the adapter without its manifest."
-        )
+        ).about(str(path))
     return found
 
 

@@ -215,7 +215,7 @@ def _not_held(label: str, name: str, reason: str) -> ModelError:
     return ModelError(
         f"{label!r} cannot hold {name!r}, which is trained beside the adapters: {reason}; save an .onnx_adapter file, "
         "or the whole model as .onnx."
-    )
+    ).about(label, got=name)
 
 
 def _siblings(tensor: ModuleTensor, module: str, layers: Sequence[Layer]) -> dict[str, Array]:
@@ -305,10 +305,14 @@ def _checked(name: str, array: Array, graph: ir.Graph, label: str) -> Array:
     tied = None if value is not None else next((v for node in graph for v in node.outputs if v.name == name), None)
     value = value if value is not None else tied  # a working copy computes tied initializers
     if value is None:
-        raise ModelError(f"{label!r} has {name!r}, which is no initializer of the model; {advice}.")
+        raise ModelError(f"{label!r} has {name!r}, which is no initializer of the model; {advice}.").about(
+            label, got=name
+        )
     shape = tuple(dimensions(value) or ())
     if array.shape != shape:
-        raise ModelError(f"{label!r} has {name!r} of the shape {array.shape}, but the model's is {shape}; {advice}.")
+        raise ModelError(
+            f"{label!r} has {name!r} of the shape {array.shape}, but the model's is {shape}; {advice}."
+        ).about(name, got=array.shape, wanted=shape)
     if value.dtype is None or not is_float(value):
         raise ModelError(f"{label!r} has values for {name!r}, which are not of floating point in the model; {advice}.")
     return array.astype(value.dtype.numpy(), copy=False)

@@ -66,13 +66,13 @@ class Residuals:
             raise OptionError(
                 f"{self._label!r} has no layer {target.name!r}, so that the error of its quantization is not "
                 "known; give the float model that the quantized one was made from, or take another init."
-            )
+            ).about(self._label, wanted=target.name)
         before = original.of_weight(matrix(original.layer))
         if before.shape != weight.shape:
             raise OptionError(
                 f"{self._label!r} has the weight of {target.name!r} in the shape {before.shape}, the "
                 f"quantized model in {weight.shape}; give the float model that the quantized one was made from."
-            )
+            ).about(target.name, got=before.shape, wanted=weight.shape)
         return _entry_of(target, before - weight, rank, scale)
 
 

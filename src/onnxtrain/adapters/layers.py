@@ -261,7 +261,7 @@ def _usual(layers: Sequence[Layer], output: ir.Value | None) -> list[Layer]:
         raise OptionError(
             "The default targets are linear layers before the output's, and convolutions, of which the model has none; "
             f"name the layers with targets=, of these: {_shown(layers)}."
-        )
+        ).about("targets")
     return found
 
 
@@ -476,7 +476,7 @@ def refuse_magnitudes(layers: Sequence[Layer]) -> None:
             raise OptionError(
                 f"DoRA trains magnitudes of columns, but {layer.name!r} is a {layer.kind}, whose weight has none; "
                 "leave it out of the targets, or go without DoRA."
-            )
+            ).about(layer.name, got=layer.kind)
 
 
 def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:

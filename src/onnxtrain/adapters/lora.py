@@ -238,7 +238,9 @@ class Lora(Adaptation):
         for option, ranks in (("rank", {"": self.rank}), ("rank_pattern", self._pattern("rank_pattern"))):
             for pattern, rank in ranks.items():
                 if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1:
-                    raise OptionError(f"{_of(option, pattern)} is {rank!r}; it must be an integer of at least 1.")
+                    raise OptionError(
+                        f"{_of(option, pattern)} is {rank!r}; it must be an integer of at least 1."
+                    ).about(_of(option, pattern), got=rank)
         for option, alphas in (("alpha", {"": self.alpha}), ("alpha_pattern", self._pattern("alpha_pattern"))):
             for pattern, alpha in alphas.items():
                 if not _is_number(alpha) or not 0 < alpha < math.inf:
@@ -346,7 +348,7 @@ class Lora(Adaptation):
             raise OptionError(
                 'init="loftq" of Lora approximates the error of quantization, but no adapted layer is quantized; take '
                 "another init."
-            )
+            ).about("init", got="loftq")
         return Residuals(original)
 
     def _given(self, base: BaseModel) -> tuple[Adapter, list[Target]] | None:
@@ -421,7 +423,7 @@ def _check_tied(graph: ir.Graph, initializers: Collection[str], adapter: Adapter
             raise OptionError(
                 f"tie= gives {name!r} the values of {original!r}, but {label!r} was trained with others for the two; "
                 "leave tie= out."
-            )
+            ).about(name, got=original)
 
 
 def _slot(op: Builder, target: Target, entry: Entry, start: Entry | None) -> tuple[Slot, Pair]:

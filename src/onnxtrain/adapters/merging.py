@@ -147,7 +147,7 @@ def check_mergeable(layer: Layer, *, requantize: bool) -> None:
             f"The weight {name!r} of {layer.name!r} is quantized to {layer.bits} bits, which its adapter does not "
             "fit into: save the adapter (.onnx_adapter) and run the model with slots, or quantize it anew "
             "with `onnxtrain adapter merge --requantize`."
-        )
+        ).about(name, got=layer.bits)
     if layer.kind in ("MatMulInteger", "DynamicQuantizeMatMul"):
         raise OptionError(
             f"The weight {name!r} of {layer.name!r} is quantized together with what it multiplies ({layer.kind}), so "

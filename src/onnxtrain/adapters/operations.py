@@ -136,7 +136,9 @@ def convert_adapter(
     """
     path = Path(output)
     if not is_adapter_path(path):
-        raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
+        raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.").about(
+            "output", got=str(path)
+        )
     base = BaseModel.of(ModelFile.load(model))
     base.write(path, *base.read(adapter), base_model)
 
@@ -232,7 +234,9 @@ def add_weighted(
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
         raise OptionError(f"rank is {rank!r}; it must be an integer of at least 1.")
     if not is_adapter_path(path):
-        raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
+        raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.").about(
+            "output", got=str(path)
+        )
     paths = [one for one, _ in given]
     base = None if model is None else BaseModel.of(ModelFile.load(model))
     targets: dict[str, Target] = {}
@@ -291,7 +295,7 @@ def _settings(labels: Sequence[str], adapters: Sequence[Adapter]) -> Adapter:
             raise OptionError(
                 f"{having[0]!r} and {label!r} have different values of {different[0]!r}, which was trained in full "
                 f"beside the adapters and has no sum; {advice}."
-            )
+            ).about(different[0])
     return Adapter(
         {},
         chosen.rank,

@@ -73,7 +73,7 @@ def read_folder(folder: Path) -> Adapter:
         if end is None and ".lora_" in name:
             raise ModelError(
                 f"{str(folder)!r} has a tensor {name!r}, which is no matrix of a low-rank adapter; train it without."
-            )
+            ).about(str(folder), got=name)
         check_float(array, repr(name), str(folder))
         if end is None:
             full[name.removeprefix(_PREFIX)] = np.array(array)
@@ -126,7 +126,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise ModelError(
             f"{str(path)!r} has 'init_lora_weights' = {init!r}, for which PEFT changed the weights of the base model; "
             "save the adapter with path_initial_model_for_weight_conversion=, which makes it fit the original weights."
-        )
+        ).about(str(path), got=init)
     return config
 
 

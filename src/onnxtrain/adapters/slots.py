@@ -126,7 +126,7 @@ def _checked(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:
             raise OptionError(
                 f"{label!r} has values for {name!r}, which is not an initializer of the model's main graph and "
                 "cannot become an input; merge the adapter into the model instead (merge_adapter)."
-            )
+            ).about(label, got=name)
     return adapter
 
 

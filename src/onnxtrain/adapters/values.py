@@ -20,7 +20,9 @@ def matrix(layer: Layer) -> Array:
     if layer.kind == "MatMulNBits":
         return of_bits(layer.node)
     if layer.kind in ("MatMulInteger", "DynamicQuantizeMatMul"):
-        raise OptionError(f"The weight of {layer.name!r} is quantized together with what it multiplies ({layer.kind}).")
+        raise OptionError(
+            f"The weight of {layer.name!r} is quantized together with what it multiplies ({layer.kind})."
+        ).about(layer.name, got=layer.kind)
     found = evaluate(layer.views[0])
     return found.T if reads_transposed(layer.node) else found
 

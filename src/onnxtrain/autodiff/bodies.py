@@ -20,7 +20,7 @@ def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
             raise GradientError(
                 f"{describe(inner)} samples random numbers in the body of an operator. The gradient recomputes the "
                 "body and would sample different ones; sample outside of the body and pass the numbers in."
-            )
+            ).about(describe(inner))
     for initializer in graph.initializers.values():
         tensor = initializer.const_value
         assert tensor is not None

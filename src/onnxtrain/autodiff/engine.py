@@ -55,7 +55,9 @@ class Engine:
         for value in (y, *xs):
             if not is_float(value):
                 kind = "of unknown type" if value.dtype is None else value.dtype.name.lower()
-                raise GradientError(f"A gradient needs floating tensors, but {value.name!r} is {kind}.")
+                raise GradientError(f"A gradient needs floating tensors, but {value.name!r} is {kind}.").about(
+                    value.name, got=kind
+                )
         seed = self.op.ones_like(self.op.wrap(self.forward.current(y)))
         found = self.pull_back([(y, seed.ir)], xs, fixed)
         current = [self.op.wrap(self.forward.current(x)) for x in xs]
@@ -165,7 +167,7 @@ class Engine:
             raise GradientError(
                 f"The gradient rule of {describe(node.ir)} returned shape {dx.shape} for the input "
                 f"{x.name!r} of shape {x.shape}; a gradient has the shape of its value."
-            )
+            ).about(x.name, got=dx.shape, wanted=x.shape)
         return dx if x.shape is None else dx.with_shape(x.shape)
 
 

@@ -73,7 +73,9 @@ class Node:
         """An input that the operator's schema requires."""
         value = self.input(index)
         if value is None:
-            raise GradientError(f"{describe(self.ir)} lacks its input {index}, which the operator requires.")
+            raise GradientError(f"{describe(self.ir)} lacks its input {index}, which the operator requires.").about(
+                describe(self.ir), wanted=index
+            )
         return value
 
     def has_output(self, index: int) -> bool:
@@ -130,7 +132,7 @@ class Node:
             raise GradientError(
                 f"{describe(self.ir)}: the gradient needs the rank of {value.name!r}, which shape inference "
                 "could not find; add its shape to the model's value_info."
-            )
+            ).about(value.name)
         return value.rank
 
 

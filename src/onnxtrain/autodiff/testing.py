@@ -159,7 +159,9 @@ def _by_name(model: onnx.ModelProto, arrays: Sequence[np.ndarray | None]) -> dic
     initializers = {tensor.name for tensor in model.graph.initializer}
     names = [info.name for info in model.graph.input if info.name not in initializers]
     if len(names) != len(arrays):
-        raise GradientError(f"The model has {len(names)} inputs {names}, but {len(arrays)} arrays were given.")
+        raise GradientError(f"The model has {len(names)} inputs {names}, but {len(arrays)} arrays were given.").about(
+            names, got=len(arrays), wanted=len(names)
+        )
     return {name: np.asarray(array) for name, array in zip(names, arrays, strict=True) if array is not None}
 
 

@@ -205,13 +205,15 @@ class Split(NamedTuple):
 def split_validation(dataset: Dataset, fraction: float, seed: int = 0, *, shuffle: bool = True) -> Split:
     """Hold out a part of the examples for validation; nothing is copied."""
     if not 0 < fraction < 1:
-        raise OptionError(f"the validation fraction is {fraction}; it must be greater than 0 and less than 1.")
+        raise OptionError(f"the validation fraction is {fraction}; it must be greater than 0 and less than 1.").about(
+            "validation", got=fraction
+        )
     check_not_negative(seed=seed)
     if dataset.size is None:
         raise OptionError(
             f"a fraction for validation needs data in arrays, not {type(dataset).__name__}; "
             f"give the validation data separately."
-        )
+        ).about("validation", got=type(dataset).__name__)
     if dataset.size < 2:
         raise DataError("the data has 1 example, which cannot be split into training and validation data.")
     count = min(max(1, round(dataset.size * fraction)), dataset.size - 1)

@@ -174,7 +174,9 @@ class Dataset(Facts, ABC):
             DataError: The weights do not fit, or the batches of an iterable have no array of this name.
         """
         named = f" that has no array '{weights}'" if isinstance(weights, str) else ""
-        raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable{named}.")
+        raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable{named}.").about(
+            spec.name
+        )
 
     def batches(
         self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
@@ -318,11 +320,11 @@ def check_columns(columns: Sequence[Column], data: str, *, whole: bool = False) 
             raise DataError(
                 f"{data} has arrays of different lengths: {first.subject} has {len(first.array)} examples, "
                 f"{column.subject} has {len(column.array)}."
-            )
+            ).about(column.subject, got=len(column.array), wanted=len(first.array))
         if not len(column.array):
             raise DataError(
                 f"{data} is empty: {column.subject} has shape {column.array.shape}; at least one example is needed."
-            )
+            ).about(column.subject, got=column.array.shape)
         if whole and column.spec.table_rows is not None and not column.array.size:
             raise DataError(
                 f"{data} has no tokens: {column.subject} has shape {column.array.shape}; a row needs at least one."
@@ -338,7 +340,9 @@ def checked_batch_size(batch_size: SupportsIndex) -> int:
     except TypeError:
         size = 0
     if size < 1:
-        raise DataError(f"the batch size is {batch_size!r}; it must be an integer of at least 1.")
+        raise DataError(f"the batch size is {batch_size!r}; it must be an integer of at least 1.").about(
+            "batch_size", got=batch_size
+        )
     return size
 
 

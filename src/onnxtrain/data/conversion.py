@@ -142,7 +142,9 @@ def to_numpy(value: object, subject: str, hint: str = "") -> Array:
         array = _convert_container(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         if "inhomogeneous" in str(error):
-            raise DataError(f"{subject} holds rows of different lengths; pad them to one length.{hint}") from None
+            raise DataError(f"{subject} holds rows of different lengths; pad them to one length.{hint}").about(
+                subject
+            ) from None
         raise DataError(
             f"{subject} is a {type(value).__name__} that does not convert to a NumPy array ({error}); "
             f"give a NumPy array, or a tensor that has detach().cpu().numpy()."
@@ -189,7 +191,9 @@ def check_type(dtype: np.dtype[Any], spec: TensorSpec, subject: str) -> None:
     if dtype == spec.dtype or found in _ACCEPTED.get(needed, ()):
         return
     hint = "round and convert it first" if (found, needed) == ("float", "integer") else "convert it first"
-    raise DataError(f"{subject} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
+    raise DataError(f"{subject} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).").about(
+        subject, got=dtype, wanted=spec.dtype
+    )
 
 
 def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str, *, whole: bool = False) -> None:
@@ -202,13 +206,13 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str, *, whole
         raise DataError(
             f"{subject} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
             f"{spec.describe_shape()}.{spec.hint}"
-        )
+        ).about(subject, got=shape, wanted=spec.shape)
     for axis in range(0 if spec.common or whole else 1, len(shape)):
         if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
             raise DataError(
                 f"{subject} has shape {shape}, but the model needs {spec.describe_shape()}: "
                 f"axis {axis} is {shape[axis]} instead of {spec.shape[axis]}.{spec.size_hint}"
-            )
+            ).about(subject, got=shape, wanted=spec.shape)
 
 
 def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[str, int]:
@@ -233,7 +237,7 @@ def check_right_padded(array: Array, what: str, examples: Sequence[int] | Array)
             f"{what} has a row that is not ones followed by zeros, at example {examples[first_row(wrong)]}, but the "
             "model's attention (GroupQueryAttention) reads only how many tokens a row has: pad on the right "
             "(padding_side='right')."
-        )
+        ).about(what)
 
 
 def check_indices(array: Array, rows: int, what: str, examples: Sequence[int] | Array) -> None:
@@ -256,7 +260,7 @@ def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> 
                 raise DataError(
                     f"{subject} has {size} for the dimension '{symbol}' (shape {shape}), "
                     f"but {first} has {first_size}; they must be equal."
-                )
+                ).about(subject, got=size, wanted=first_size)
 
 
 def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence[int] | Array) -> Array:
@@ -275,7 +279,7 @@ def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence
             raise DataError(
                 f"{subject} holds {array[outside][0]} at example {int(examples[row])}, "
                 f"which {dtype} cannot hold ({limits.min} to {limits.max}); correct the data."
-            )
+            ).about(subject, got=array[outside][0], wanted=dtype)
     with np.errstate(over="ignore"):  # an overflow becomes infinite, which check_finite reports
         if type(array) is np.ndarray and array.dtype != dtype:
             return array.astype(dtype, order="C")
@@ -315,7 +319,7 @@ def check_finite(array: Array, subject: str, examples: Sequence[int] | Array, or
         problem = f"{before} at example {int(examples[row])}, which {array.dtype} cannot hold: scale the data"
     else:
         problem = f"{value} at example {int(examples[row])}: remove such examples or fill in a number"
-    raise DataError(f"{subject} holds {problem}.")
+    raise DataError(f"{subject} holds {problem}.").about(subject, got=before)
 
 
 def check_possible(shape: Sequence[int], dtype: np.dtype[Any], subject: str) -> None:

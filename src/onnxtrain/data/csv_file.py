@@ -77,7 +77,7 @@ class CsvFile(Reader):
             except (LookupError, UnicodeError):
                 raise DataError(
                     f"encoding is {self.encoding!r}, which is not a text encoding of Python; try 'utf-8'."
-                ) from None
+                ).about("encoding", got=self.encoding) from None
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
@@ -138,7 +138,7 @@ class CsvFile(Reader):
             raise DataError(
                 f"{self.name} holds zero bytes, so it is not UTF-8 text; if it has another encoding, name it: "
                 "onnxtrain.data.CsvFile(path, encoding='utf-16-le')."
-            )
+            ).about(self.name)
         return [marked] if marked else ["utf-8", "latin-1"]
 
     def _start(self, file: IO[str]) -> tuple[str, Any, list[str]]:
@@ -239,7 +239,9 @@ class _Table:
                 f"{where} has no value{shown} in the column '{self.columns[column]}'; fill in {needed}, or remove "
                 "the line."
             )
-        return DataError(f"{where} has {cell!r} in the column '{self.columns[column]}', which needs {needed}.")
+        return DataError(f"{where} has {cell!r} in the column '{self.columns[column]}', which needs {needed}.").about(
+            self.columns[column], got=cell, wanted=needed
+        )
 
 
 def _is_missing(cell: str) -> bool:

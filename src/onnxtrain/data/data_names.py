@@ -173,7 +173,7 @@ def _parsed(text: str, where: str) -> DataNames:
         raise ModelError(
             f"{where} must be a JSON list of strings, the labels of the classes in order, or an object with 'labels', "
             "'columns', the names of columns by input, and of images 'mean' and 'std', 'resize', 'crop' and 'resample'."
-        ) from None
+        ).about(where) from None
 
 
 def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:

@@ -57,7 +57,9 @@ def map_safetensors(path: Path, *, may_be_empty: bool = False) -> dict[str, Arra
             header = parse_json(file.read(length))
     except (SafetensorError, OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
-        raise DataError(f"'{path}' cannot be read as a safetensors file: {reason}.") from error
+        raise DataError(f"'{path}' cannot be read as a safetensors file: {reason}.").about(
+            str(path), got=reason
+        ) from error
     header.pop("__metadata__", None)
     if not header and not may_be_empty:
         raise DataError(f"'{path}' holds no arrays.")
@@ -125,7 +127,9 @@ def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray
 def check_regular(path: Path) -> None:
     """Refuse pipes, devices and sockets: opening may block, and reading may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise DataError(f"'{path}' is a pipe, a device or a folder, not a regular file; write arrays to a file.")
+        raise DataError(f"'{path}' is a pipe, a device or a folder, not a regular file; write arrays to a file.").about(
+            str(path)
+        )
 
 
 def _read_folder(folder: Path) -> dict[str, Array]:
@@ -153,7 +157,7 @@ def _extract(path: Path, member: zipfile.ZipInfo, subject: str) -> Array:
         raise DataError(
             f"{subject} is compressed and needs {size / 1e9:.1f} GB in '{folder}', where {free / 1e9:.1f} GB are free; "
             "write it with numpy.savez, which does not compress, or set TMPDIR to a larger disk."
-        )
+        ).about(subject, got=free, wanted=size)
     _logger.warning(
         "%s is compressed: %.1f GB are extracted to a temporary file; numpy.savez does not compress.",
         subject,
@@ -256,7 +260,7 @@ def _read_header(file: Any, start: int, subject: str) -> tuple[tuple[int, ...], 
         raise DataError(
             f"{subject} holds Python objects, which only pickle can read and which could run code: "
             f"save it as numbers (array.astype)."
-        )
+        ).about(subject)
     if dtype.fields is not None:
         raise DataError(f"{subject} is a structured array with fields {dtype.names}; save each field as its own array.")
     return tuple(map(int, shape)), fortran_order, dtype  # True is an integer, too

@@ -89,7 +89,7 @@ def factors(pixels: Pixels | None, layout: Layout) -> tuple[Array, Array]:
         raise DataError(
             f"the normalization of images has {max(mean.size, std.size)} channels, mean {_numbers(pixels.mean)} and "
             f"std {_numbers(pixels.std)}, but the model's input has {layout.channels}; give mean and std."
-        )
+        ).about("mean", got=max(mean.size, std.size), wanted=layout.channels)
     return layout.aligned(1 / (255 * std)), layout.aligned(-mean / std)
 
 
@@ -161,7 +161,7 @@ def _read_pixels(
             raise DataError(
                 f"'{image.name}' has {_size(pixels.shape)} pixels, but '{first[0]}' has {_size(first[1])}, "
                 "and the model's input has no fixed size; give all images one size."
-            )
+            ).about(image.name, got=pixels.shape, wanted=first[1])
         array.append(layout.arranged(pixels)[None])
         kept.append(index)
     if broken:
@@ -196,9 +196,11 @@ def _attempt(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Ar
 def _report(broken: list[str], of: int, skip_broken: bool, advice: str) -> None:
     names = ", ".join(f"'{name}'" for name in broken[:8]) + (", ..." if len(broken) > 8 else "")
     if skip_broken and len(broken) == of:
-        raise DataError(f"none of {of} images can be read: {names}; give files that are images.")
+        raise DataError(f"none of {of} images can be read: {names}; give files that are images.").about(names, got=of)
     if not skip_broken:
-        raise DataError(f"{len(broken)} of {of} images cannot be read: {names}; {advice}.")
+        raise DataError(f"{len(broken)} of {of} images cannot be read: {names}; {advice}.").about(
+            names, got=len(broken)
+        )
     _logger.warning("%d of %d images cannot be read and are skipped: %s.", len(broken), of, names)
 
 
@@ -272,7 +274,9 @@ def is_image(value: object) -> bool:
 def check_image(image: Any, subject: str) -> None:
     """Refuse an image before it is decoded that is too large, or would lose bits."""
     if image.mode.startswith(("I", "F")):
-        raise DataError(f"{subject} has more than 8 bits per channel (mode {image.mode}); save it with 8.")
+        raise DataError(f"{subject} has more than 8 bits per channel (mode {image.mode}); save it with 8.").about(
+            subject, got=image.mode
+        )
     if image.width * image.height > MOST_PIXELS:
         raise DataError(
             f"{subject} has {image.width} x {image.height} pixels; images are read up to {MOST_PIXELS // 10**6} "
@@ -292,7 +296,7 @@ def pixels_of(image: Any, layout: Layout) -> Array:
             raise DataError(
                 f"an image of {image.width} x {image.height} pixels is {edges[1]} x {edges[0]} with a shorter edge of "
                 f"{resizing.edges[0]}, which is too large; cut it."
-            )
+            ).about((image.width, image.height))
     if edges and image.size != edges[::-1]:
         image = image.resize(edges[::-1], _pillow().Resampling[resizing.resample.upper()])
     if resizing.crop is not None:  # beyond the image it is black

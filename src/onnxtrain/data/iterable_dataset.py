@@ -120,12 +120,14 @@ class IterableDataset(Dataset):
                 raise DataError(
                     f"the data is a one-shot iterator ({type(source).__name__}), exhausted after one epoch: "
                     f"give a list, a loader, or a function that returns a new iterator."
-                )
+                ).about("data", got=type(source).__name__)
             self._epochs_read[0] += 1
             return source
         opened = source() if callable(source) else source
         if not isinstance(opened, Iterable):
-            raise DataError(f"the data function returned a {type(opened).__name__}; it must return an iterator.")
+            raise DataError(f"the data function returned a {type(opened).__name__}; it must return an iterator.").about(
+                "data", got=type(opened).__name__
+            )
         return iter(opened)
 
     def _read(self, batch_size: int, shuffled: tuple[int, int] | None, start: int) -> Iterator[Batch]:

@@ -22,12 +22,14 @@ def learn_labels(targets: Array, classes: int | None, orders: Iterable[Sequence[
     is_short = classes is None or len(known) <= classes
     labels = tuple(str(label) for label in known if is_short or label in found)
     if len(labels) < 2:
-        raise DataError(f"all targets have the same label, {some_labels(labels)}; classification needs at least two.")
+        raise DataError(
+            f"all targets have the same label, {some_labels(labels)}; classification needs at least two."
+        ).about("targets", got=labels[0])
     if classes is not None and len(labels) > classes:
         raise DataError(
             f"the targets have {len(labels)} different labels ({some_labels(labels)}), but the model has {classes} "
             "classes."
-        )
+        ).about("targets", got=len(labels), wanted=classes)
     return labels
 
 
@@ -104,7 +106,7 @@ def to_indices(targets: Array, labels: Sequence[str]) -> Array:
             raise DataError(
                 f"the target {str(texts[wrong][0])!r} is not a label of this model; its labels are "
                 f"{some_labels(labels)}."
-            )
+            ).about("targets", got=str(texts[wrong][0]), wanted=[*labels])
         found.append(order[positions])
     return found.finish().reshape(targets.shape)
 

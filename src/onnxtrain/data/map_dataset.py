@@ -100,7 +100,7 @@ class MapDataset(IterableDataset):
         self.name = name
         self.size = len(self._indices)
         if not self.size:
-            raise DataError(f"{name} is empty; at least one example is needed.")
+            raise DataError(f"{name} is empty; at least one example is needed.").about(name)
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -190,7 +190,9 @@ class MapDataset(IterableDataset):
 def of_rows(weights: Array, count: int, name: str, kept: Sequence[int] | None = None) -> Array:
     """Return the weights of the rows that are examples."""
     if len(weights) != count:
-        raise DataError(f"sample_weight has {len(weights):,} weights, but {name} has {count:,} rows; give one per row.")
+        raise DataError(
+            f"sample_weight has {len(weights):,} weights, but {name} has {count:,} rows; give one per row."
+        ).about("sample_weight", got=len(weights), wanted=count)
     return weights if kept is None else weights[np.asarray(kept)]
 
 
@@ -253,7 +255,7 @@ class IndexedExamples(Examples):
             raise DataError(
                 f"{part} of example {rows[wrong]} of {self._name} has shape {arrays[wrong].shape}, but that of example "
                 f"{rows[0]} has {arrays[0].shape}; bring them to one shape."
-            )
+            ).about(part, got=arrays[wrong].shape, wanted=arrays[0].shape)
         return np.stack(arrays)
 
 
@@ -333,7 +335,7 @@ class HuggingFaceExamples(Examples):
             raise DataError(
                 f"the column '{self._target}' holds {unknown[0]}, but it has {len(self._names)} class names; remove "
                 "such examples with dataset.filter."
-            )
+            ).about(self._target, got=unknown[0], wanted=len(self._names))
         return np.array(self._names)[values]
 
     def all_targets(self) -> Array | None:
@@ -360,7 +362,9 @@ def is_stream(value: object) -> bool:
 def refuse_other_kinds(value: Any) -> None:
     """Refuse a dictionary of datasets, and a stream."""
     if isinstance(value, dict):
-        raise DataError(f"the data is a dictionary of datasets ({', '.join(value)}); give one, such as data['train'].")
+        raise DataError(
+            f"the data is a dictionary of datasets ({', '.join(value)}); give one, such as data['train']."
+        ).about("data", got=[*value])
     if not hasattr(value, "select_columns") or not hasattr(value, "__len__"):
         raise DataError(
             "the data is a stream of examples; give its batches: data=lambda: dataset.with_format('numpy').iter(32)."

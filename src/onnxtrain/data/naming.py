@@ -22,7 +22,8 @@ def check_beside(names: Iterable[str], there: Iterable[str], subject: str) -> No
     held = list(there)
     for name in names:
         if name not in held:
-            raise NoSuchArrayError(f"{subject} '{name}': it has {_names(held[:8])}{' ...' if len(held) > 8 else ''}.")
+            more = " ..." if len(held) > 8 else ""
+            raise NoSuchArrayError(f"{subject} '{name}': it has {_names(held[:8])}{more}.").about(name, got=held)
 
 
 def check_caches(arrays: Mapping[str, object], specs: Sequence[TensorSpec], subject: str) -> tuple[str, ...]:
@@ -34,7 +35,7 @@ def check_caches(arrays: Mapping[str, object], specs: Sequence[TensorSpec], subj
             raise DataError(
                 f"{subject} has a KV cache of shape {shape} in '{name}', but training, evaluation and prediction start "
                 f"with an empty one: give whole sequences, and KV-cache inputs without rows, or none."
-            )
+            ).about(name, got=shape)
     return caches
 
 
@@ -84,12 +85,12 @@ class Wanted:
                     f"{subject}: {_names(texts)} {'are texts' if len(texts) > 1 else 'is a text'}, but the model needs "
                     f"{_names(spec.name for spec in specs)}; give rows of texts as a list or an iterator, with the "
                     "loss next_token or one that compares rows."
-                )
+                ).about(subject, got=texts, wanted=[spec.name for spec in specs])
             raise DataError(
                 f"{subject} has no array for {_plural('input', missing)} {_names(missing)}: "
                 f"it holds {_names(arrays)}, "
                 f"the model needs {_names(spec.name for spec in specs)}; name the arrays like the model's inputs."
-            )
+            ).about(missing, got=[*arrays], wanted=[spec.name for spec in specs])
         inputs = {spec.name: arrays[spec.name] for spec in specs}
         if target is not None:
             if target not in arrays:
@@ -159,7 +160,9 @@ class Wanted:
             if len(self.specs) == 1 and not self.need_target:
                 return {self.specs[0].name: item}, None
             needed = _names([*(spec.name for spec in self.specs), *(["targets"] if self.need_target else [])])
-            raise DataError(f"{subject} is one array, but {needed} are needed; give (inputs, targets) or a mapping.")
+            raise DataError(
+                f"{subject} is one array, but {needed} are needed; give (inputs, targets) or a mapping."
+            ).about(subject)
         raise DataError(
             f"{subject} is a {type(item).__name__}; it must be a mapping from name to array or (inputs, targets)."
         )
@@ -189,9 +192,11 @@ class Wanted:
         if target is None and self.need_target:
             raise DataError(
                 f"{subject} has the columns {some_names(columns)}; say which is the target: target='{columns[-1]}'."
-            )
+            ).about("target", got=columns)
         if target is not None and target not in columns:
-            raise DataError(f"{subject} has no column '{target}': it has {some_names(columns)}.")
+            raise DataError(f"{subject} has no column '{target}': it has {some_names(columns)}.").about(
+                target, got=columns
+            )
         held = set(columns)
         missing = [spec.name for spec in specs if spec.name not in held]
         if not missing:
@@ -199,14 +204,14 @@ class Wanted:
         if len(specs) > 1:
             raise DataError(
                 f"{subject} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}."
-            )
+            ).about(missing, got=columns)
         features = [name for name in columns if name != target and name not in beside]
         (spec,) = specs
         if spec.shape is not None and len(spec.shape) != 2:
             raise DataError(
                 f"{subject} has no column '{spec.name}', and its columns stacked have rank 2, but the input "
                 f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
-            )
+            ).about(spec.name, wanted=spec.shape)
         return ColumnChoice(in_order(features, spec, subject), target)
 
 
@@ -226,7 +231,9 @@ class ColumnChoice(NamedTuple):
         if features is None:
             return
         if not features:
-            raise DataError(f"{subject} has only the target column '{target}'; it needs columns for '{spec.name}'.")
+            raise DataError(
+                f"{subject} has only the target column '{target}'; it needs columns for '{spec.name}'."
+            ).about(spec.name, got=target)
         wanted = None if spec.shape is None else spec.shape[1]
         if isinstance(wanted, int) and wanted != len(features):
             count = f"{len(features)} column{'s' if len(features) > 1 else ''}"
@@ -235,7 +242,7 @@ class ColumnChoice(NamedTuple):
             raise DataError(
                 f"{subject} has {count}{beside} ({some_names(features)}), but the input '{spec.name}' takes "
                 f"{wanted}; give {wanted} columns{hint}."
-            )
+            ).about(spec.name, got=count, wanted=wanted)
 
     def as_inputs(self, values: Iterable[Array], specs: Sequence[TensorSpec]) -> dict[str, object]:
         """Return the columns of each array [N, columns] by its name."""
@@ -291,7 +298,9 @@ def targets_by_name(names: Sequence[str], targets: Any) -> dict[str, Any]:
         )
     for name in names:
         if name not in targets:
-            raise DataError(f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}.")
+            raise DataError(
+                f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}."
+            ).about(name, got=[*targets])
     return {name: targets[name] for name in names}
 
 
@@ -415,7 +424,7 @@ def in_order(found: Sequence[str], spec: TensorSpec, subject: str) -> list[str]:
         f"{subject} has other columns than the training data of the input '{spec.name}': it "
         f"{' and '.join(filter(None, (lacks, has)))}; give the columns {some_names(known)}, in any order, or an array "
         "without column names."
-    )
+    ).about(spec.name, wanted=known)
 
 
 def some_names(names: Iterable[str]) -> str:
@@ -447,7 +456,9 @@ def rows_to_inputs(rows: np.ndarray, inputs: Sequence[TensorSpec]) -> dict[str, 
     wanted = [math.prod(sizes[spec.name]) for spec in inputs]
     if sum(wanted) != rows.shape[1]:
         listed = ", ".join(f"{count} for {spec.name!r}" for count, spec in zip(wanted, inputs, strict=True))
-        raise DataError(f"X has {rows.shape[1]} columns, but the model's inputs take {sum(wanted)} ({listed}).")
+        raise DataError(f"X has {rows.shape[1]} columns, but the model's inputs take {sum(wanted)} ({listed}).").about(
+            "X", got=rows.shape[1], wanted=sum(wanted)
+        )
     parts = np.split(rows, np.cumsum(wanted)[:-1], axis=1)
     return {
         spec.name: _of_kind(part, spec).reshape(len(rows), *sizes[spec.name])
@@ -468,5 +479,7 @@ def _of_kind(part: np.ndarray, spec: TensorSpec) -> np.ndarray:
     whole = part.astype(spec.dtype)
     if kind_of(spec.dtype) != "float" and (whole != part).any():
         wrong = part[whole != part][0]
-        raise DataError(f"X holds {wrong:g} in a column of the input {spec.name!r}, which takes {spec.dtype}.")
+        raise DataError(f"X holds {wrong:g} in a column of the input {spec.name!r}, which takes {spec.dtype}.").about(
+            spec.name, got=wrong, wanted=spec.dtype
+        )
     return whole

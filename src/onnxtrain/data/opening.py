@@ -76,7 +76,7 @@ def _arrays(source: object, wanted: Wanted) -> Dataset | None:
     name, specs = "the data", wanted.specs
     path = source.path if isinstance(source, Reader) else source
     if isinstance(path, str | os.PathLike) and "\0" in str(path):
-        raise DataError(f"the path {str(path)!r} has a NUL character, which no path can have.")
+        raise DataError(f"the path {str(path)!r} has a NUL character, which no path can have.").about(str(path))
     reader = _reader(source)
     if reader is not None:
         name, found = reader.name, reader.read(specs, target=wanted.target, need_target=wanted.need_target)

@@ -176,7 +176,7 @@ class PackedExamples(Examples):
             raise DataError(
                 f"packed sequences: the model reads '{specs[0].name}' only, so that nothing tells its attention where "
                 "a sequence of a row begins; export it with position_ids or attention_mask, or train it without pack."
-            )
+            ).about(specs[0].name)
 
     def __len__(self) -> int:
         return len(self._packed)
@@ -221,7 +221,7 @@ def _form(spec: TensorSpec) -> Callable[[Array], Array]:
         raise DataError(
             f"packed sequences: the mask '{spec.name}' has shape {spec.describe_shape()}, which marks padding only, so "
             "that tokens would attend to other sequences; fit and evaluate take packed sequences for such a model."
-        )
+        ).about(spec.name, got=spec.shape)
 
     def formed(mask: Array) -> Array:
         mask = mask if rank == 4 else mask[:, 0]

@@ -76,10 +76,12 @@ class ParquetFile(Reader):
             check_regular(Path(self.path))
             yield arrow
         except FileNotFoundError as error:
-            raise DataError(f"{self.name} does not exist; give a Parquet or Arrow file.") from error
+            raise DataError(f"{self.name} does not exist; give a Parquet or Arrow file.").about(self.name) from error
         except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())[:150]
-            raise DataError(f"{self.name} cannot be read as a Parquet or Arrow file: {reason}.") from error
+            raise DataError(f"{self.name} cannot be read as a Parquet or Arrow file: {reason}.").about(
+                self.name, got=reason
+            ) from error
 
     def _open(self, arrow: Any) -> tuple[Any, Any, bool]:
         """Open the file; return it with its schema, and whether it is in Parquet's format."""

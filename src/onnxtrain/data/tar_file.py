@@ -133,7 +133,7 @@ class TarFile(ImageReader):
                         raise DataError(
                             f"the file '{member.name}' in {self.name} has {member.size:,} bytes; files of an example "
                             f"are read up to {MOST_MEMBER_BYTES // 2**20} MiB: give the data as .npy or .npz files."
-                        )
+                        ).about(member.name, got=member.size, wanted=MOST_MEMBER_BYTES)
                     opened = archive.extractfile(member)
                     if opened is None:
                         continue
@@ -149,7 +149,9 @@ class TarFile(ImageReader):
         path = os.fspath(self.path)
         found = [Path(path)] if os.path.exists(path) else [Path(name) for name in sorted(glob.glob(path))]
         if not found:
-            raise DataError(f"{self.name} does not exist; give a tar file, or a pattern such as 'shards/*.tar'.")
+            raise DataError(f"{self.name} does not exist; give a tar file, or a pattern such as 'shards/*.tar'.").about(
+                self.name
+            )
         for each in found:
             check_regular(each)
         return found

@@ -163,7 +163,9 @@ def check_labels(
     """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``."""
     verb = "have" if what == "the targets" else "has"
     if kind_of(targets.dtype) not in ("integer", "boolean"):
-        raise DataError(f"{what} {verb} labels of type {targets.dtype}, but class indices must be integers.")
+        raise DataError(f"{what} {verb} labels of type {targets.dtype}, but class indices must be integers.").about(
+            what, got=targets.dtype
+        )
     outside = targets < 0
     if classes is not None:
         outside |= targets >= classes
@@ -177,14 +179,16 @@ def check_labels(
     besides = f" or {ignore_index}, which is ignored" if ignore_index is not None else ""
     raise DataError(
         f"{what} {verb} label {targets[outside][0]} at example {example}, but labels must be {range_}{besides}."
-    )
+    ).about(what, got=targets[outside][0], wanted=range_)
 
 
 def checked_class_weights(given: Any) -> tuple[float, ...] | dict[int, float]:
     """Return class weights as a tuple, or by class where a dictionary is given."""
     keys = [*given] if isinstance(given, Mapping) else []
     if not all(isinstance(key, int | np.integer) and not isinstance(key, bool) and key >= 0 for key in keys):
-        raise OptionError(f"class_weights has the classes {keys}; classes are integers of at least 0.")
+        raise OptionError(f"class_weights has the classes {keys}; classes are integers of at least 0.").about(
+            "class_weights", got=keys
+        )
     try:
         found = np.asarray([*given.values()] if isinstance(given, Mapping) else given)
         weights = found.astype(np.float64) if kind_of(found.dtype) in ("integer", "float") else np.zeros((0, 0))

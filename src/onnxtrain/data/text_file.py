@@ -54,7 +54,9 @@ class TextFile(Reader):
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
-            raise OptionError(f"length is {self.length}; it must be a number of tokens of at least 1.")
+            raise OptionError(f"length is {self.length}; it must be a number of tokens of at least 1.").about(
+                "length", got=self.length
+            )
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
@@ -91,7 +93,7 @@ class TextFile(Reader):
                 raise DataError(
                     f"the text {str(texts[empty])!r} at example {empty} of {self.name} has no tokens; a model reads at "
                     "least one: remove such examples."
-                )
+                ).about(self.name, got=str(texts[empty]))
             mask = padded([np.ones(len(each.ids)) for each in block], length, 0, left=left)
             counted = np.maximum(mask.cumsum(1, dtype=np.int32) - 1, 0)
             tokens = {
@@ -113,7 +115,7 @@ class TextFile(Reader):
             inputs, targets = table.read([spec], target=target, need_target=need_target)
             return np.asarray(inputs[self.text]), targets  # type: ignore[return-value]
         if need_target:
-            raise DataError(f"{self.name} has no column of targets; give a .csv or .parquet file.")
+            raise DataError(f"{self.name} has no column of targets; give a .csv or .parquet file.").about(self.name)
         try:
             text = read_text(path, _TEXT_LIMIT, "utf-8-sig")
             return [line.rstrip("\n") for line in io.StringIO(text, newline=None)], None  # not at U+2028 and others
@@ -126,7 +128,9 @@ class TextFile(Reader):
         wanted = next(iter(fixed), None)
         if isinstance(wanted, int):
             if self.length not in (None, wanted):
-                raise OptionError(f"length is {self.length}, but the model takes {wanted} tokens; leave out length.")
+                raise OptionError(
+                    f"length is {self.length}, but the model takes {wanted} tokens; leave out length."
+                ).about("length", got=self.length, wanted=wanted)
             return wanted
         if self.length is not None:
             return self.length

@@ -125,7 +125,7 @@ def _of_file(path: Path) -> Encoder:
     try:
         settings = parse_json(read_text(path, _FILE_LIMIT))
     except FileNotFoundError:
-        raise DataError(f"There is no file {label}; tokenizer needs a tokenizer.json.") from None
+        raise DataError(f"There is no file {label}; tokenizer needs a tokenizer.json.").about(label) from None
     except (OSError, RefusedFileError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(f"{label} is not a tokenizer.json: {reason}.") from error

@@ -112,4 +112,6 @@ def choose_compression(given: object) -> Compression | None:
         return given
     if given in ("float16", "bfloat16"):
         return Rounding(str(given))
-    raise OptionError(f"compress is {given!r}; it is 'float16', 'bfloat16' or onnxtrain.distributed.TopK(0.01).")
+    raise OptionError(f"compress is {given!r}; it is 'float16', 'bfloat16' or onnxtrain.distributed.TopK(0.01).").about(
+        "compress", got=given
+    )

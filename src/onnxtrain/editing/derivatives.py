@@ -242,7 +242,7 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
             raise GradientError(
                 f"jacobian: axis 0 of {name!r} {list(shape or ())} is not the batch of {y_name!r} "
                 f"{list(value.shape or ())}; leave out batch=True, or name other xs."
-            )
+            ).about(name, got=shape, wanted=value.shape)
     vectors = _unit_vectors(op, value, batch=batch)
     products = [find_value(graph, name, "xs") for name in product_names]
     stacked = _scan(op, {find_value(graph, cotangent, "y"): vectors}, products)
@@ -355,7 +355,9 @@ def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
     if given is not None:
         names = _names_of(given, "y")
         if one and len(names) > 1:
-            raise GradientError(f"y names {len(names)} values ({', '.join(map(repr, names))}); it needs one.")
+            raise GradientError(f"y names {len(names)} values ({', '.join(map(repr, names))}); it needs one.").about(
+                "y", got=names
+            )
         for name in names:
             if not is_float(find_value(working.graph, name, "y")):
                 raise GradientError(f"y names {name!r}, which is not floating.")
@@ -514,7 +516,7 @@ def _batch_inputs(graph: ir.Graph, given: Names) -> dict[str, ir.Value]:
             raise GradientError(
                 f"per_example_gradients: {value.name!r} must be an input whose first axis is dynamic, or 1; its shape "
                 f"is {axes}. dynamic_batch(model) frees the axis."
-            )
+            ).about(value.name)
     return {str(value.name): value for value in values}
 
 
@@ -536,7 +538,7 @@ def _names_of(given: Sequence[str] | str, argument: str) -> list[str]:
     """Return the names that an argument lists, each once."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not names or not all(isinstance(name, str) for name in names):
-        raise GradientError(f"{argument} is {given!r}; it needs a name, or a list of names.")
+        raise GradientError(f"{argument} is {given!r}; it needs a name, or a list of names.").about(argument, got=given)
     return list(dict.fromkeys(names))
 
 

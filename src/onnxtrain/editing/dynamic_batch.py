@@ -364,4 +364,6 @@ def _reason(error: Exception) -> str:
 
 
 def _refusal(reason: str) -> OptionError:
-    return OptionError(f"The batch size of the model cannot be freed: {reason}. Export it with a free one.")
+    return OptionError(f"The batch size of the model cannot be freed: {reason}. Export it with a free one.").about(
+        got=reason
+    )

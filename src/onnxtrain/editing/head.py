@@ -174,7 +174,7 @@ def replace_head(
         [('head.weight', [7, 8]), ('head.bias', [7])]
     """
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
-        raise OptionError(f"classes is {classes!r}; it must be an integer of at least 1.")
+        raise OptionError(f"classes is {classes!r}; it must be an integer of at least 1.").about("classes", got=classes)
     working = Working(model)
     end = working.output(output)
     head = _find(working, end) if at is None else _named(working, at)

@@ -1,16 +1,32 @@
 """Exceptions of onnxtrain: few classes; a message is one sentence that names the cause and the next step."""
 
 # Imports nothing, also no __future__: Ctrl-C is not caught yet while this module is imported.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class OnnxTrainError(Exception):
     """Base of all onnxtrain errors; the command line prints the message and exits with 2.
 
+    The fields say for programs what the sentence says for people. A field is None where a sentence has no such part.
+
     Attributes:
+        what: The subject: the name of an array, a tensor, a node, a file or an option.
+        got: What it has: a value, a shape, a type, a count.
+        wanted: What it needs instead.
         everywhere: True if all ranks of a distributed training raise it, so that one of them prints it.
     """
 
+    what: object = None
+    got: object = None
+    wanted: object = None
     everywhere: bool = False
+
+    def about(self, what: object = None, *, got: object = None, wanted: object = None) -> "Self":
+        """Set the fields and return the error: ``raise DataError(sentence).about(name, got=shape)``."""
+        self.what, self.got, self.wanted = what, got, wanted
+        return self
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython and notebooks print: the message, and the line of the user's code that raised it."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import unicodedata
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories of characters that a terminal or a page obeys or hides instead of showing: control characters,
-
-marks that change the direction of writing, surrogates, line and paragraph separators.
-"""
+"""Unicode categories of characters that a terminal obeys or hides: control characters, marks that change the direction
+of writing, surrogates, line and paragraph separators."""
 
 _JOINERS = "\u200c\u200d"
 """Between letters and within emoji: they change only how their neighbours look."""
@@ -22,10 +20,9 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_visible_character(character) for character in text)
-
-
-def _visible_character(character: str) -> str:
-    if character in "\n\t" or character in _JOINERS or unicodedata.category(character) not in _HIDDEN:
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(
+        each
+        if each in "\n\t" or each in _JOINERS or unicodedata.category(each) not in _HIDDEN
+        else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )

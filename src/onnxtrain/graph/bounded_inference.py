@@ -45,7 +45,7 @@ def infer_within_bounds(proto: ModelProto) -> ModelProto:
         reason = " ".join(str(error).split())[:300].rstrip(". ")
         raise ModelError(
             f"The model declares types or shapes that contradict what its nodes give: {reason}; export it again."
-        ) from error
+        ).about(got=reason) from error
 
 
 _OF_SIZES: Final = frozenset({"Concat", "Cast", "Identity", "Slice", "Add", "Sub", "Mul", "Div", "Max", "Min", "Neg"})

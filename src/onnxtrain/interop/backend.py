@@ -65,7 +65,9 @@ class OnnxTrainBackendRep(BackendRep):
         else:
             given = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
             if len(given) > len(names):
-                raise OptionError(f"The model has {len(names)} inputs, but {len(given)} arrays came; give one each.")
+                raise OptionError(
+                    f"The model has {len(names)} inputs, but {len(given)} arrays came; give one each."
+                ).about(got=len(given), wanted=len(names))
             feeds = dict(zip(names, given, strict=False))
         arrays = {name: np.asarray(item) if isinstance(item, np.generic) else item for name, item in feeds.items()}
         return tuple(self._session.run(None, arrays))
@@ -103,7 +105,9 @@ class OnnxTrainBackend(Backend):
     def _prepare(cls, model: onnx.ModelProto, device: str, **kwargs: Any) -> OnnxTrainBackendRep:
         """Prepare a model without ONNX's checker, which rejects outputs without types."""
         if not cls.supports_device(device):
-            raise OptionError(f"There is no provider for the device {device!r} in this onnxruntime; use 'CPU'.")
+            raise OptionError(f"There is no provider for the device {device!r} in this onnxruntime; use 'CPU'.").about(
+                "device", got=device
+            )
         model = _runnable(model)
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in all_tensors(model)):
             model = with_external_data(_copy(model), "")  # relative to the working directory, as the runtime has it
@@ -138,7 +142,9 @@ class OnnxTrainBackend(Backend):
         opset = int(kwargs.pop("opset_version", None) or validity.newest_opset())
         names = list(dict.fromkeys(name for name in node.input if name))
         if len(names) != len(inputs):
-            raise OptionError(f"{node.op_type} has {len(names)} inputs, but {len(inputs)} arrays came; give one each.")
+            raise OptionError(
+                f"{node.op_type} has {len(names)} inputs, but {len(inputs)} arrays came; give one each."
+            ).about(node.op_type, got=len(inputs), wanted=len(names))
         infos = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
             for name, array in zip(names, map(np.asarray, inputs), strict=True)
@@ -183,7 +189,7 @@ def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
             raise ModelError(
                 f"The model declares opset {declared}, where {node.op_type} differs from opset {newest}, the "
                 "newest that ONNX Runtime supports; export the model at that one."
-            )
+            ).about(node.op_type, got=declared, wanted=newest)
     model = _copy(model)
     for function in (model, *model.functions):
         for entry in function.opset_import:

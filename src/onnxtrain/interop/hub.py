@@ -86,7 +86,9 @@ def push_to_hub(
     """
     hub = client("push_to_hub needs the package huggingface_hub")
     if not file or Path(file).name != file:
-        raise OptionError(f"file is {file!r}; it is the name of the model in the repository, such as 'model.onnx'.")
+        raise OptionError(
+            f"file is {file!r}; it is the name of the model in the repository, such as 'model.onnx'."
+        ).about("file", got=file)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if isinstance(model, TrainedModel):
@@ -170,11 +172,13 @@ def _record(run: Path) -> Mapping[str, Any]:
     try:
         record = read_json(run / RUN, finite=False)
     except (OSError, RefusedFileError) as error:
-        raise OptionError(
-            f"run is {str(run)!r}, which is not the folder of a run: it has no readable {RUN}."
+        raise OptionError(f"run is {str(run)!r}, which is not the folder of a run: it has no readable {RUN}.").about(
+            "run", got=str(run)
         ) from error
     if not isinstance(record, dict) or not record.get("finished"):
-        raise OptionError(f"The run in {str(run)!r} is not finished; train on, or push the model without run=.")
+        raise OptionError(f"The run in {str(run)!r} is not finished; train on, or push the model without run=.").about(
+            "run", got=str(run)
+        )
     return record
 
 

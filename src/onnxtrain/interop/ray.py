@@ -162,7 +162,7 @@ def fit(
         ray.train.TrainingFailedError: The workers failed more often than ``run`` allows; it holds their errors.
     """
     if epochs < 1:
-        raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
+        raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.").about("epochs", got=epochs)
     if save is not None:
         check_writable(save)
     train, data = ray("ray.train"), ray("ray.data")

@@ -83,7 +83,9 @@ class Head:
             shape = outputs(model, rows_to_inputs(rows[:1], inputs))[name].shape
         if len(shape) not in (1, 2):
             listed = ", ".join(map(str, shape))
-            raise OptionError(f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example.")
+            raise OptionError(
+                f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example."
+            ).about(name)
         return cls(name, int(shape[1]) if len(shape) == 2 else 1)
 
 
@@ -288,7 +290,9 @@ def check_weights(given: Any, X: np.ndarray) -> np.ndarray | None:
         return None
     weights: np.ndarray = _check_sample_weight(given, X, dtype=np.float64)
     if (weights < 0).any():
-        raise OptionError(f"sample_weight holds {weights.min():g}; weights are at least 0.")
+        raise OptionError(f"sample_weight holds {weights.min():g}; weights are at least 0.").about(
+            "sample_weight", got=weights.min()
+        )
     if not weights.any():
         raise OptionError("sample_weight holds only zero weights; at least one must be above zero.")
     return weights
@@ -414,14 +418,16 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             raise OptionError(
                 f"The output {self._head.name!r} of the model is for {found} classes, but there are {width}; "
                 "new_head=True trains a new last layer for them."
-            )
+            ).about(self._head.name, got=found, wanted=width)
 
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
         check_classification_targets(y)
         if anew:
             self._name_classes(unique_labels(y if classes is None else classes))
         elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
-            raise OptionError(f"classes is {classes!r}, but this classifier was fitted for {self.classes_.tolist()}.")
+            raise OptionError(
+                f"classes is {classes!r}, but this classifier was fitted for {self.classes_.tolist()}."
+            ).about("classes", got=classes, wanted=self.classes_.tolist())
         self._check_labels(y)
         return len(self.classes_)
 
@@ -429,7 +435,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         if len(classes) < 2:
             raise OptionError(
                 f"y holds one class only, {classes.tolist()[0]!r}; a classifier needs at least 2 classes."
-            )
+            ).about("y", got=classes.tolist()[0])
         self.classes_ = classes
 
     def _check_labels(self, y: np.ndarray) -> None:
@@ -437,7 +443,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         if len(unknown):
             raise OptionError(
                 f"The label {unknown.tolist()[0]!r} in y is not one of the classes {self.classes_.tolist()}."
-            )
+            ).about("y", got=unknown.tolist()[0], wanted=self.classes_.tolist())
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
         """Convert labels to class indices."""
@@ -530,4 +536,4 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
             raise OptionError(
                 f"The output {self._head.name!r} of the model has {self._head.width} columns, but y has {width}; "
                 "new_head=True trains a new last layer for them."
-            )
+            ).about(self._head.name, got=self._head.width, wanted=width)

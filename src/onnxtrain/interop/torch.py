@@ -189,10 +189,14 @@ def _check(parameter: Any, index: int) -> None:
     """Raise OptionError for a tensor that the kernel cannot update."""
     what = f"parameter {index} of its group, of shape {tuple(parameter.shape)},"
     if parameter.device.type != "cpu":
-        raise OptionError(f"onnxtrain.interop.torch.SSGD updates CPU tensors, but {what} is on {parameter.device}.")
+        raise OptionError(
+            f"onnxtrain.interop.torch.SSGD updates CPU tensors, but {what} is on {parameter.device}."
+        ).about(what, got=parameter.device)
     if parameter.dtype not in (torch.float32, torch.float64):
-        raise OptionError(f"onnxtrain.interop.torch.SSGD updates float32 and float64, but {what} is {parameter.dtype}.")
+        raise OptionError(
+            f"onnxtrain.interop.torch.SSGD updates float32 and float64, but {what} is {parameter.dtype}."
+        ).about(what, got=parameter.dtype)
     if parameter.grad.layout != torch.strided:
         raise OptionError(
             f"onnxtrain.interop.torch.SSGD needs dense gradients, but that of {what} is {parameter.grad.layout}."
-        )
+        ).about(what, got=parameter.grad.layout)

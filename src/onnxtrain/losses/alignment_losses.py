@@ -253,7 +253,7 @@ class PathCheck:
             raise DataError(
                 f"{what} has label {targets[outside][0]} at example {int(examples[first_row(outside)])}, but labels "
                 f"must be below {self.classes}, and -1 for padding."
-            )
+            ).about(what, got=targets[outside][0], wanted=self.classes)
         if self.steps is not None:
             repeated = (real[:, 1:] & (targets[:, 1:] == targets[:, :-1])).sum(axis=1)
             needed = real.sum(axis=1) + repeated

@@ -293,7 +293,7 @@ def node_rank(value: Value) -> int:
         OptionError: The rank is not known.
     """
     if value.rank is None:
-        raise OptionError(f"The rank of {value.name!r} is not known; declare its shape in the model.")
+        raise OptionError(f"The rank of {value.name!r} is not known; declare its shape in the model.").about(value.name)
     return value.rank
 
 
@@ -403,7 +403,7 @@ class ClassLoss(ScoreLoss):
             raise OptionError(
                 f"axis is {axis}, but the logits {prediction.name!r} have rank {rank}: it is 1 to {rank - 1}, or "
                 f"counts from the end with -1 to {1 - rank}; axis 0 is the batch."
-            )
+            ).about(prediction.name, got=axis, wanted=rank)
         return axis % rank
 
     def axis_of_graph(self, prediction: Value) -> int | None:
@@ -420,7 +420,9 @@ class ClassLoss(ScoreLoss):
             if size is None:
                 raise OptionError("class_weights is a dictionary, but the model does not say how many classes it has.")
             if max(given) >= size:
-                raise OptionError(f"class_weights has a weight for class {max(given)}, but there are {size} classes.")
+                raise OptionError(
+                    f"class_weights has a weight for class {max(given)}, but there are {size} classes."
+                ).about("class_weights", got=max(given), wanted=size)
             return tuple(given.get(index, 1.0) for index in range(size))
         if given is not None and size is not None and len(given) != size:
             raise OptionError(f"class_weights has {len(given)} numbers, but there are {size} classes.")

@@ -30,7 +30,7 @@ def head_in_chunks(logits: ir.Value, loss: str, chunk: int) -> LogitHead | None:
             "a linear layer (MatMul, Gemm, MatMulNBits) with one matrix for all rows, perhaps with biases, scales and "
             f"caps, of known types and shapes; they come from {producer.op_type} of {_operands(producer)}. Leave "
             "chunk out."
-        )
+        ).about(logits.name, got=producer.op_type)
     return found
 
 
@@ -46,7 +46,7 @@ def _operands(node: ir.Node) -> str:
 def check_chunk(chunk: int | None) -> None:
     """Refuse chunks without a row."""
     if chunk is not None and chunk < 1:
-        raise OptionError(f"chunk is {chunk}; it is a number of rows, 1 or more.")
+        raise OptionError(f"chunk is {chunk}; it is a number of rows, 1 or more.").about("chunk", got=chunk)
 
 
 def sum_in_chunks(

@@ -292,7 +292,7 @@ class NextToken(SoftmaxCrossEntropy):
             raise OptionError(
                 f"next_token needs logits of shape [batch, sequence, vocabulary], but {prediction.name!r} has shape "
                 f"{prediction.shape}; name their output with output=, or use softmax_cross_entropy."
-            )
+            ).about(prediction.name, got=prediction.shape)
         return super().target_shape(prediction, kind)
 
     def metric_input(self, prediction: Value, target: Value) -> MetricInput:

@@ -131,7 +131,7 @@ class Distillation(ClassLoss):
                 raise OptionError(
                     f"The teacher {str(self.teacher)!r} gives logits of shape {theirs}, the model of shape {mine}; "
                     "they need the same classes."
-                )
+                ).about(str(self.teacher), got=theirs, wanted=mine)
         values: Values = dict(self._inputs(op, graph))
         for name, value in graph.initializers.items():
             fresh = ir.Value(name=f"teacher/{name}", type=value.type, shape=value.shape, const_value=value.const_value)
@@ -176,5 +176,5 @@ class Distillation(ClassLoss):
             raise OptionError(
                 f"The teacher {str(self.teacher)!r} has the inputs {', '.join(missing)}, but the model's are "
                 f"{', '.join(own)}; they need the same names."
-            )
+            ).about(str(self.teacher), got=missing, wanted=own)
         return {value: own[str(value.name)] for value in given}

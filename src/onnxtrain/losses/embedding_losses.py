@@ -181,7 +181,7 @@ class MarginLoss(ReducedLoss):
                 f"{self.name} needs the cosines [batch, classes] between embeddings and the centres of classes, but "
                 f"{prediction.name!r} has shape {prediction.shape} and is not computed from vectors of length 1; "
                 "append the centres to the model: onnxtrain.append(model, onnxtrain.layers.Cosine(classes))."
-            )
+            ).about(prediction.name, got=prediction.shape)
         return (prediction.shape or (None,))[:1]
 
     def classes(self, prediction: Value) -> int | None:

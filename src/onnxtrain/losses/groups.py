@@ -133,7 +133,7 @@ def attach(model: ir.Model, output: ir.Value, loss: GroupLoss) -> ir.Value:
         raise OptionError(
             f"The loss {loss.name} gives the model several rows per example, but its batch size is fixed to {batch}; "
             "set dynamic_batch=True, or export it with a dynamic batch axis."
-        )
+        ).about(loss.name, got=batch)
     op = Builder(graph, model.opset_imports[""])
     first = op.before(graph[0])
     rows: dict[str, Value] = {}

@@ -421,7 +421,7 @@ def check_numbers(metrics: Sequence[HeadMetric]) -> None:
             raise OptionError(
                 f"The metric {name} is a table, which a row of numbers cannot hold; measure it after the training: "
                 f"evaluate(data, metrics={metric.name!r})."
-            )
+            ).about(name)
 
 
 class HeadMetric(NamedTuple):
@@ -461,6 +461,6 @@ def metrics_of_heads(heads: Sequence[LossHead], metrics: Metrics) -> list[HeadMe
             raise OptionError(
                 f"Two values would be called {each.name!r}; leave one of the metrics out, or give its function another "
                 "name (__name__)."
-            )
+            ).about(each.name)
         taken.add(each.name)
     return found

@@ -52,7 +52,7 @@ def resolve_loss(loss: OneLoss, **options: Any) -> Loss | str:
             raise OptionError(
                 f"{name}={value!r} is given, but the loss {shown} has no such argument; it has {_listed(known)}"
                 f".{suggestion(name, known)}"
-            )
+            ).about(name, got=value, wanted=known)
     return dataclasses.replace(resolved, **options)  # type: ignore[type-var]
 
 
@@ -62,7 +62,9 @@ def _resolve(loss: OneLoss) -> Loss | str:
     if isinstance(loss, (str, os.PathLike)):
         return _from_text(str(loss))
     if isinstance(loss, type):
-        raise OptionError(f"The loss is the class {loss.__name__}; give an object: {loss.__name__}().")
+        raise OptionError(f"The loss is the class {loss.__name__}; give an object: {loss.__name__}().").about(
+            "loss", got=loss.__name__
+        )
     if callable(loss):
         from onnxtrain.losses.custom_loss import CustomLoss
 

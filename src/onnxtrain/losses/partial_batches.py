@@ -47,7 +47,7 @@ class FixedBatch(NamedTuple):
             raise DataError(
                 f"The model takes batches of 0 examples (input {name!r}), so it cannot be trained; export it with a "
                 "dynamic batch axis or another size."
-            )
+            ).about(name)
         return cls(size, name, frozenset(name for name, other in sizes.items() if other == size))
 
     def rows(self, arrays: Mapping[str, np.ndarray]) -> int:
@@ -104,7 +104,7 @@ def on_real_rows(model: ir.Model, head: LossHead, fixed: FixedBatch, rows: int) 
         raise DataError(
             f"The loss {head.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
             f"examples; give a multiple of {fixed.size} or export the loss with a dynamic batch axis."
-        )
+        ).about(head.loss.name, got=rows, wanted=wanted)
     real = ir.Value(name=value.name, type=value.type, shape=ir.Shape((REAL_ROWS, *found[1:])))
     return replace(head, loss=_LossOnRealRows(head.loss), target=real)
 
@@ -180,5 +180,5 @@ def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) ->
             f"The batches of the output {name!r} have the shapes {', '.join(map(str, dict.fromkeys(sizes)))}, in which "
             f"axes {' and '.join(map(str, fitting))} may be the batch axis; predict with another batch_size or "
             "export the model with names for its axes."
-        )
+        ).about(name, got=sizes, wanted=fitting)
     return fitting[0] if fitting else None

@@ -102,7 +102,7 @@ def _lower(model: ir.Model, node: ir.Node, index: int, options: GradientOptions)
             raise GradientError(
                 f"{label} names {name!r}, but no value of that name is in the graph; "
                 "its attributes xs, zs and y name tensors."
-            )
+            ).about(label, got=name)
     names = (*x_names, *z_names)
     if len(node.inputs) != len(names):
         raise GradientError(

@@ -75,7 +75,9 @@ class Description(NamedTuple):
     def read(cls, metadata: Mapping[str, str]) -> Description:
         """Read the description of a step graph."""
         if STEP_KEY not in metadata:
-            raise ModelError(f"The model is not a step graph: its metadata has no {STEP_KEY!r}; export one.")
+            raise ModelError(f"The model is not a step graph: its metadata has no {STEP_KEY!r}; export one.").about(
+                STEP_KEY
+            )
         found = _read_entry(metadata, STEP_KEY)
         version, loss, roles = found.get("version"), found.get("loss"), (found.get("feeds"), found.get("states"))
         if not isinstance(version, int) or not isinstance(loss, str | None) or not all(map(_are_texts, roles)):
@@ -84,7 +86,7 @@ class Description(NamedTuple):
             raise ModelError(
                 f"The step graph has version {version} and this onnxtrain reads version {VERSION}; "
                 "use the onnxtrain that wrote it."
-            )
+            ).about(got=version, wanted=VERSION)
         return cls(version, *roles, loss)
 
 

@@ -191,14 +191,14 @@ def check_states(graph: ir.Graph) -> None:
                 f"{node.op_type}: states in 8 bits are decoded and encoded by the native kernels, inside the update of "
                 "their optimizer alone; give Precision(states='bfloat16'), or leave it out, in graphs for any runtime "
                 "and where something else reads a state."
-            )
+            ).about(node.op_type)
 
 
 def _emit_rounded(op: Builder, match: Match) -> Value:
     (node,) = match.nodes
     x, count = (op.wrap(value) for value in node.inputs if value is not None)
     if x.dtype != ir.DataType.FLOAT:
-        raise OperatorError(f"{OPERATOR}: x has type {x.dtype.name}; it must be float.")
+        raise OperatorError(f"{OPERATOR}: x has type {x.dtype.name}; it must be float.").about("x", got=x.dtype.name)
     match.y.dtype, match.y.shape = ir.DataType.BFLOAT16, x.ir.shape
     return _rounded(op, x, count, node.attributes["seed"].as_int())
 

@@ -136,7 +136,7 @@ def _use_single_precision(model: ir.Model) -> None:
         if value.dtype == _DOUBLE:
             raise OptionError(
                 f"{value.name!r} is float64, which WebGPU lacks; convert the model to float32 before it is exported."
-            )
+            ).about(value.name)
     for part in [graph, *graph.subgraphs()]:
         for value in part.initializers.values():
             if value.const_value is not None and value.const_value.dtype == _DOUBLE:

@@ -137,7 +137,9 @@ def unknown(name: str) -> OptionError:
             *(name for name in METRICS if "/" not in name),
         ]
     )
-    return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
+    return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}").about(
+        "metrics", got=name
+    )
 
 
 def _loss_aliases() -> list[str]:
@@ -182,7 +184,7 @@ def _of_all(function: MetricFunction, name: str, batches: list[tuple[Array, Arra
                 f"The metric {name} sees all data at once, but batches have {what} of the shapes "
                 f"{', '.join(map(str, shapes))} per example, which cannot be concatenated; give data of one length, or "
                 "an object with start, update, merge and result."
-            )
+            ).about(name, got=shapes)
         arrays.append(np.concatenate(parts))
     value = function(*arrays)
     try:
@@ -301,11 +303,11 @@ def _options(metric_input: MetricInput, name: str) -> dict[str, Any]:
         if metric_input.detections is not None:
             raise OptionError(
                 f"accuracy is for classes, but the loss {metric_input.loss} predicts boxes; measure map or map_50."
-            )
+            ).about("accuracy", got=metric_input.loss)
         raise OptionError(
             f"accuracy needs to know what the predictions are, which the loss {metric_input.loss} does not say; give "
             "it predicts='classes' or predicts='binary', or measure a function of (y_true, y_pred)."
-        )
+        ).about("accuracy", got=metric_input.loss)
     kind = _fitting_kind(metric_input, name, BUILT_IN[name].reads)
     if kind == "binary":
         return {"binary": True, "threshold": 0.0} if name == "accuracy" else {}

@@ -62,7 +62,7 @@ class CharacterErrorRate:
             raise DataError(
                 f"{self.name} needs scores [N, T, C] and labels [N, S], but they have the shapes {y_pred.shape} and "
                 f"{y_true.shape}."
-            )
+            ).about(self.name, got=y_pred.shape, wanted=y_true.shape)
         edits, length = state
         for labels, found in zip(np.asarray(y_true), self.decode(np.asarray(y_pred)), strict=True):
             truth = self.items([int(label) for label in labels if label >= 0 and label != self.blank])

@@ -295,7 +295,7 @@ def huber(y_true: Array, y_pred: Array, *, delta: float = 1.0) -> Terms:
         OptionError: ``delta`` is not above 0.
     """
     if not delta > 0:
-        raise OptionError(f"delta of huber is {delta}; it must be greater than 0.")
+        raise OptionError(f"delta of huber is {delta}; it must be greater than 0.").about("delta", got=delta)
     truth, prediction = _same_shape(y_true, y_pred)
     distance = np.abs(prediction - truth)
     return _sum(np.where(distance <= delta, 0.5 * distance**2, delta * (distance - 0.5 * delta)))
@@ -325,7 +325,7 @@ def _is_multilabel(y_true: Array, axis: int) -> bool | None:
     raise DataError(
         f"Targets of shape {y_true.shape} are neither one-hot vectors nor distributions nor zeros and ones: one "
         f"sums to {sums[wrong][0]:.4g} along axis {axis}; give binary=True or binary=False."
-    )
+    ).about("y_true", got=y_true.shape)
 
 
 def _log_softmax(logits: Array) -> _Values:

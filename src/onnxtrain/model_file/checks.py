@@ -231,7 +231,7 @@ def check_functions(label: str, proto: ModelProto) -> None:
         raise ModelError(
             f"{label} has functions that expand to {found} nodes, but the limit for a model of its size is {most:,}; "
             "export it without functions."
-        )
+        ).about(label, got=found, wanted=most)
 
 
 def _function_calls(holder: GraphProto | FunctionProto, functions: dict[_Name, FunctionProto]) -> list[_Name]:
@@ -328,13 +328,17 @@ def _check_text(label: str, template: Template) -> None:
         _strict_model().FromString(template.light())
     except DecodeError as error:
         if "UTF-8" in str(error):
-            raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.") from error
+            raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.").about(
+                label
+            ) from error
 
 
 def _check_ports(label: str, proto: ModelProto) -> None:
     """Check rules for inputs and outputs that ONNX Runtime enforces and ONNX's checker does not."""
     if twice := _repeated(value.name for value in proto.graph.output):
-        raise ModelError(f"{label} has several outputs named {twice}; names must be unique: export the model again.")
+        raise ModelError(
+            f"{label} has several outputs named {twice}; names must be unique: export the model again."
+        ).about(label)
     for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.elem_type:

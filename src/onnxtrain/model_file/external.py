@@ -88,7 +88,7 @@ def locate(
         raise ModelError(
             f"{label} is in {location!r}, but the model was not read from a file, so that its folder is not known; "
             "give the path of the model instead."
-        )
+        ).about(label, got=location)
     path = _contained(label, (moved or {}).get(posixpath.normpath(location), location), Path(folder))
     offset = _number(label, entries.get("offset") or "0")
     length = _number(label, entries["length"]) if entries.get("length") else data_bytes(tensor)
@@ -146,7 +146,9 @@ def _contained(label: str, location: str, folder: Path) -> Path:
             "put the file itself there."
         )
     if found is None or not stat.S_ISREG(found.st_mode):
-        raise ModelError(f"{label} is in {location!r}, but there is no such file in {str(folder)!r}; put it there.")
+        raise ModelError(
+            f"{label} is in {location!r}, but there is no such file in {str(folder)!r}; put it there."
+        ).about(label, got=location)
     if found.st_nlink > 1:
         # as onnx and onnx_ir do: a hard link can name a file from anywhere on the disk
         raise ModelError(f"{label} is in {location!r}, which has several hard links; put a copy of the file there.")

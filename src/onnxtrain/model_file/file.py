@@ -99,11 +99,13 @@ def read_file(path: Path) -> tuple[bytes | mmap.mmap, Stamp]:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), stamp_of(status)
             data = file.read(_MAPPED_FROM)  # bounded, since files in /proc report size 0
     except FileNotFoundError as error:
-        raise ModelError(f"There is no file {label}; check the path.") from error
+        raise ModelError(f"There is no file {label}; check the path.").about(label) from error
     except OSError as error:
         raise ModelError(f"{label} cannot be read: {reason(error, 'check the file')}.") from error
     except ValueError as error:  # a NUL character
-        raise ModelError(f"There is no file {label}, since no file can have this name; check the path.") from error
+        raise ModelError(f"There is no file {label}, since no file can have this name; check the path.").about(
+            label
+        ) from error
     if not data:
         raise ModelError(f"{label} is empty; an ONNX model is needed.")
     return data, stamp_of(status)
@@ -125,7 +127,9 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise ModelError(_of_folder(path))
     if not stat.S_ISREG(status.st_mode):
-        raise ModelError(f"{str(path)!r} is a device, a pipe or a socket, which may have no end; give a file.")
+        raise ModelError(f"{str(path)!r} is a device, a pipe or a socket, which may have no end; give a file.").about(
+            str(path)
+        )
 
 
 def parse_file(path: Path, data: bytes | mmap.mmap) -> tuple[ModelProto, Template, dict[str, slice]]:
@@ -155,7 +159,7 @@ def parse_file(path: Path, data: bytes | mmap.mmap) -> tuple[ModelProto, Templat
             raise ModelError(
                 f"{label} nests the bodies of If, Loop and Scan deeper than protocol buffers read; "
                 "export it with fewer levels."
-            ) from error
+            ).about(label) from error
         raise ModelError(no_model) from error
     if not proto.ir_version:
         raise ModelError(no_model)
@@ -323,7 +327,9 @@ class ModelFile:
         if name in self._embedded:
             return self._embedded[name].tensor
         if name not in self._positions:
-            raise ModelError(f"The model has no initializer named {name!r}; `names` lists those that it has.")
+            raise ModelError(f"The model has no initializer named {name!r}; `names` lists those that it has.").about(
+                name
+            )
         tensor: TensorProto = self.proto.graph.initializer[self._positions[name]]
         return tensor
 
@@ -509,7 +515,7 @@ class ModelFile:
                 raise ModelError(
                     f"The metadata of {self._label} has another entry {key!r} already, "
                     f"{known[key][:40]!r}; save without it."
-                )
+                ).about(key, got=known[key])
             if key not in known:
                 added.metadata_props.add(key=key, value=text)
         data: bytes = added.SerializeToString()

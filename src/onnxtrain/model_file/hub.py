@@ -51,7 +51,9 @@ def download(address: str | os.PathLike[str]) -> Path:
             folder = Path(hub.constants.HF_HOME, "onnxtrain", f"models--{repo.replace('/', '--')}", "snapshots", commit)
             for location in locations:
                 if ".." in Path(location).parts or Path(location).is_absolute():
-                    raise ModelError(f"The model {text!r} has data in {location!r}, outside its folder.")
+                    raise ModelError(f"The model {text!r} has data in {location!r}, outside its folder.").about(
+                        text, got=location
+                    )
             for name in (file, *((Path(file).parent / location).as_posix() for location in locations)):
                 hub.hf_hub_download(repo, name, revision=commit, local_dir=folder)
             model = folder / file

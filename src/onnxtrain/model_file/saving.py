@@ -239,7 +239,7 @@ def refuse_node(target: Path) -> None:
     raise ModelError(
         f"{str(target)!r} cannot be written: it is a device or a pipe, and this model has data files, which lie beside "
         "it; give the name of a file."
-    )
+    ).about(str(target))
 
 
 def _holds(path: Path, other: BinaryIO) -> bool:
@@ -329,7 +329,7 @@ def check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
         raise ModelError(
             f"The new value of {tensor.name!r} is {array.dtype}{list(array.shape)}, "
             f"but the model has {dtype}{list(shape)}; type and shape must stay the same."
-        )
+        ).about(tensor.name, got=array.shape, wanted=shape)
 
 
 def stored_bytes(tensor: TensorProto, values: Arrays, name: str) -> bytes | memoryview:
@@ -352,7 +352,7 @@ def check_shared(external: Mapping[str, ExternalData], values: Arrays) -> None:
             raise ModelError(
                 f"The initializers {widest!r} and {name!r} share bytes of {first.file!r}, so that they "
                 "cannot be given different values; save the model with its weights inside, and train that."
-            )
+            ).about(first.file, got=[widest, name])
         if apart or second.offset + second.length > first.offset + first.length:
             widest = name
 

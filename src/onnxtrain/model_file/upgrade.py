@@ -271,7 +271,7 @@ def _inline(proto: ModelProto, functions: Sequence[FunctionProto]) -> ModelProto
             f"The model's functions {', '.join(sorted(repr(name) for _, name in names))} pass attributes on to "
             "operators that newer opsets redefine, and import another opset than the model, so that they "
             "cannot be upgraded; export the model without functions or at a newer opset."
-        ) from error
+        ).about(sorted((name for _, name in names))) from error
     _put_data_back(proto, result)
     return result
 

@@ -134,7 +134,9 @@ def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
         if reason is None:
             raise
         label = "The model" if isinstance(model, ModelProto) else repr(os.fspath(model))
-        raise ModelError(f"{label} is rejected by ONNX Runtime: {reason}; export it again.") from error
+        raise ModelError(f"{label} is rejected by ONNX Runtime: {reason}; export it again.").about(
+            label, got=reason
+        ) from error
 
 
 def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:

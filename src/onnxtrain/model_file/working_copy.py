@@ -97,7 +97,9 @@ def understood(label: str) -> Iterator[None]:
             raise ModelError(
                 f"{label} is damaged: it has a name or a description that is not UTF-8 text; copy it again."
             ) from error
-        raise ModelError(f"{label} cannot be understood: {reason}; export it again.") from error
+        raise ModelError(f"{label} cannot be understood: {reason}; export it again.").about(
+            label, got=reason
+        ) from error
 
 
 def working_copy(

@@ -74,9 +74,13 @@ def resolve_output(path: str | os.PathLike[str], advice: str = ELSEWHERE) -> Out
         except (FileNotFoundError, NotADirectoryError):  # a new file, or the missing target of a link
             return OutputPath(target, _behind_links(target), is_node=False, exists=False)
         if stat.S_ISDIR(status.st_mode):
-            raise ModelError(f"{str(target)!r} cannot be written: it is a folder; give the name of a file in it.")
+            raise ModelError(
+                f"{str(target)!r} cannot be written: it is a folder; give the name of a file in it."
+            ).about(str(target))
         if stat.S_ISSOCK(status.st_mode):
-            raise ModelError(f"{str(target)!r} cannot be written: it is a socket; give the name of a file.")
+            raise ModelError(f"{str(target)!r} cannot be written: it is a socket; give the name of a file.").about(
+                str(target)
+            )
         real = _behind_links(target)
         # Some links, such as those in /proc, lead to no name: their target is written in place.
         found = os.lstat(real) if os.path.lexists(real) else None
@@ -93,7 +97,7 @@ def _check_name(target: Path) -> None:
     if not allowed:
         raise ModelError(
             f"{str(target)!r} cannot be written: no file can have this name; give it one without such characters."
-        )
+        ).about(str(target))
 
 
 def _behind_links(target: Path) -> Path:
@@ -328,11 +332,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     label = repr(str(output.path))
     if output.is_node:
         if not os.access(output.file, os.W_OK):
-            raise ModelError(f"{label} cannot be written: Permission denied; {_PERMITTED}.")
+            raise ModelError(f"{label} cannot be written: Permission denied; {_PERMITTED}.").about(label)
         return
     folder = output.file.parent
     if not folder.is_dir():
-        raise ModelError(f"{label} cannot be written: there is no folder {str(folder)!r}; make it first.")
+        raise ModelError(f"{label} cannot be written: there is no folder {str(folder)!r}; make it first.").about(
+            label, wanted=str(folder)
+        )
     with explained(output.path, _PERMITTED), uninterrupted():
         # Only trying tells: permissions, read-only disks, names that are too long.
         temporary, _, descriptor = _create_temporary(output.file)

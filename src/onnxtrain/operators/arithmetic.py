@@ -94,7 +94,7 @@ class Tensor(NDArrayOperatorsMixin):
             raise OperatorError(
                 f"The block {tuple(block)} has {len(block)} axes and the variable, of shape {shape}, has {len(sizes)}; "
                 "give one size for each axis."
-            )
+            ).about("block", got=tuple(block), wanted=shape)
         if 0 in sizes:
             return self
         counts = np.ones((), dtype=self.dtype)

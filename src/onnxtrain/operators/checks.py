@@ -30,7 +30,7 @@ def group(schema: OptimizerSchema, attributes: Attributes, count: int) -> int:
         raise OperatorError(
             f"{schema.name} got {count} tensors after R and T, but takes {len(roles)} for each variable, "
             f"in the order {order}: give a multiple of {len(roles)}."
-        )
+        ).about(schema.name, got=count, wanted=len(roles))
     return count // len(roles)
 
 
@@ -43,7 +43,7 @@ def check_output_count(schema: OptimizerSchema, attributes: Attributes, variable
         raise OperatorError(
             f"{schema.name} has {count} outputs, but {variables} variable{'s' if variables > 1 else ''} "
             f"make {needed}, in the order {order}; give an output that is not wanted an empty name."
-        )
+        ).about(schema.name, got=count, wanted=needed)
 
 
 def check_scalars(schema: OptimizerSchema, R: Described, T: Described) -> None:
@@ -76,7 +76,7 @@ def check_variable(schema: OptimizerSchema, attributes: Attributes, index: int, 
             raise OperatorError(
                 f"{label} has shape {_shown(tensor.shape)}, which does not broadcast to the shape "
                 f"{_shown(x.shape)} of X; a gradient may be smaller than X, never larger."
-            )
+            ).about(label, got=tensor.shape, wanted=x.shape)
         if role not in ("X", "G") and _differ(tensor.shape, x.shape):
             raise OperatorError(
                 f"{label} has shape {_shown(tensor.shape)}, but must have the shape {_shown(x.shape)} of X."

@@ -133,7 +133,7 @@ def emit(
             if item.dtype is None:
                 raise OperatorError(
                     f"{schema.name}: the type of {value.name!r} is not known; infer the model's types first."
-                )
+                ).about(value.name)
         X, G, *states = own
         tensors = map(Tensor, (X, _within(G, X), *states))
         new = schema.rule(rate, count, *tensors, **given)

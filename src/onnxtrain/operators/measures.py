@@ -42,7 +42,9 @@ class Measure(ABC):
 
     def __post_init__(self) -> None:
         if self.reweighting not in ("l1", "l2"):
-            raise OperatorError(f"reweighting is {self.reweighting!r}, but must be 'l1' or 'l2'.")
+            raise OperatorError(f"reweighting is {self.reweighting!r}, but must be 'l1' or 'l2'.").about(
+                "reweighting", got=self.reweighting
+            )
         self.check()
 
     def check(self) -> None:
@@ -51,7 +53,7 @@ class Measure(ABC):
             raise OperatorError(
                 f"The measure {self.name!r} has epsilon {self.epsilon:g}, but needs one above 0 and finite: "
                 "at 0 it is not finite or not strictly concave."
-            )
+            ).about(self.name, got=self.epsilon)
 
     @abstractmethod
     def value(self, z: Any) -> Any:
@@ -240,7 +242,7 @@ def measure(name: str, *, reweighting: str = "l2", epsilon: float = 0.01, p: flo
     raise OperatorError(
         f"There is no measure {name!r}; there are {', '.join(map(repr, known))}, and more can be registered with "
         "onnxtrain.operators.measures.register_measure."
-    )
+    ).about(name, wanted=known)
 
 
 def register_measure(name: str, function: Any, *, largest: float = 10.0) -> None:
@@ -255,7 +257,7 @@ def register_measure(name: str, function: Any, *, largest: float = 10.0) -> None
         >>> unregister_measure("cauchy")
     """
     if name in BUILT_IN or name in REFUSED or name in _registered:
-        raise OperatorError(f"There is a measure {name!r} already; choose another name.")
+        raise OperatorError(f"There is a measure {name!r} already; choose another name.").about(name)
     derivative = getattr(function, "derivative", function)
     value = getattr(function, "value", None)
     check_conditions(name, derivative, value, largest=largest)
@@ -296,7 +298,7 @@ def check_conditions(
         raise OperatorError(f"{label}: it is not finite: f'({grid[broken][0]:g}) is {slope[broken][0]}.")
     # If f is finite at 0, the area under f' between z and 2z vanishes as z goes to 0.
     if not np.isfinite(at_zero) or not area[0] < area[1]:
-        raise OperatorError(f"{label}: it is not finite: f(z) has no limit as z goes to 0.")
+        raise OperatorError(f"{label}: it is not finite: f(z) has no limit as z goes to 0.").about(label)
     flat = ~(slope > 0)
     if flat.any():
         raise OperatorError(

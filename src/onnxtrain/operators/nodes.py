@@ -22,7 +22,7 @@ def check_node(node: ir.Node, version: int = 1) -> None:
         raise OperatorError(
             f"{schema.name} is an operator of version {schema.version} of the domain {schema.domain!r}, "
             f"but the model imports version {version}."
-        )
+        ).about(schema.name, got=version, wanted=schema.version)
     if len(node.inputs) < 2 or any(value is None for value in node.inputs):
         absent = [str(index) for index, value in enumerate(node.inputs) if value is None] or ["0 and 1"]
         raise OperatorError(

@@ -42,13 +42,15 @@ class Optimizer:
         if not _is_number(self.learning_rate) or self.learning_rate not in NOT_NEGATIVE:
             raise OptionError(
                 f"{name}: learning_rate is {self.learning_rate!r}, but must be a finite number, {NOT_NEGATIVE}."
-            )
+            ).about("learning_rate", got=self.learning_rate, wanted=str(NOT_NEGATIVE))
         for attribute in self.schema.attributes:
             label, value = self._read(attribute)
             if attribute.kind is not float:
                 continue
             if not _is_number(value) or value not in attribute.sensible:
-                raise OptionError(f"{name}: {label} is {value!r}, but must be a finite number, {attribute.sensible}.")
+                raise OptionError(
+                    f"{name}: {label} is {value!r}, but must be a finite number, {attribute.sensible}."
+                ).about(label, got=value, wanted=str(attribute.sensible))
         try:
             self.schema.complete(self.node_attributes())
         except OperatorError as error:

@@ -140,5 +140,5 @@ def block_of(label: str, block: object) -> tuple[int, int]:
         raise OptionError(
             f"{label}: block is {block!r}; it needs two integers of at least 1, the outputs and the inputs of a block, "
             "such as (4, 1)."
-        )
+        ).about("block", got=block)
     return pair[0], pair[1]

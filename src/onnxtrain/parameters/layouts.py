@@ -93,7 +93,7 @@ def product_layouts(model: ir.Model, names: Sequence[str]) -> dict[str, Layout]:
                 f"Blocks and n of m weights need the outputs and inputs of {name!r}, of shape {shape}, which is read "
                 f"by {readers}: that does not tell which axes they are; choose other parameters with patterns "
                 "(tensors= of prune, sparsify= of Trainer)."
-            )
+            ).about(name, got=shape)
         found[name] = layout
     return found
 

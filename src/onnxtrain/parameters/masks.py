@@ -48,7 +48,7 @@ class Masks(Mapping[str, np.ndarray]):
             raise OptionError(
                 f"masks is {shown}; it needs {KEEP!r}, which keeps the zeros of a pruned model, or a mapping from "
                 "parameters to boolean arrays, such as {'fc.weight': trainer.parameters['fc.weight'] != 0}."
-            )
+            ).about("masks", got=masks, wanted=KEEP)
         for name, mask in (masks or {}).items():
             try:
                 self._arrays[name] = np.array(mask)
@@ -171,7 +171,7 @@ def check_masks(
             raise OptionError(
                 f"{optimizer.schema.name} has epsilon 0, with which the step of a masked weight is 0 / 0; "
                 "give an epsilon above 0."
-            )
+            ).about("epsilon", got=0)
 
 
 def zero_masks(names: Iterable[str], value_of: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
@@ -204,7 +204,7 @@ def zeros_to_keep(names: Sequence[str], value_of: Callable[[str], np.ndarray]) -
         raise OptionError(
             f"masks={KEEP!r} keeps the zeros of a pruned model, but no trained weight has at least a tenth of zeros; "
             "leave out masks, or give a mapping from parameters to boolean arrays."
-        )
+        ).about("masks", got=KEEP)
     found = {name: np.asarray(value_of(name) != 0) for name in names}
     return Masks({name: mask for name, mask in found.items() if mask.any() and not mask.all()})
 

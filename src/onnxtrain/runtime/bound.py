@@ -59,9 +59,11 @@ class Bound:
         if len(gradients) != count:
             raise OperatorError(
                 f"{count} parameters came with {len(gradients)} gradients: give one for each parameter."
-            )
+            ).about("gradients", got=len(gradients), wanted=count)
         if len(states) not in (0, count, 2 * count):
-            raise OperatorError(f"{count} parameters came with {len(states)} states: give none, one or two for each.")
+            raise OperatorError(
+                f"{count} parameters came with {len(states)} states: give none, one or two for each."
+            ).about("states", got=len(states), wanted=count)
         self._groups = len(states) // count if count else 0
         self._arrays = [
             *(_array(f"parameters[{i}]", x, writable=True) for i, x in enumerate(parameters)),
@@ -126,7 +128,7 @@ class Bound:
             raise OperatorError(
                 f"{name} needs {groups} state{'' if groups == 1 else 's'} for each parameter and got {self._groups}: "
                 "give the states in the operator's order, group after group."
-            )
+            ).about(name, got=self._groups, wanted=groups)
         error = native.library().onnxtrain_update(
             schema.name.encode(),
             ctypes.byref(self._tensors),
@@ -200,8 +202,8 @@ def _array(name: str, tensor: Any, *, writable: bool) -> np.ndarray[Any, Any]:
         try:
             array = np.from_dlpack(tensor)
         except Exception as error:
-            raise OperatorError(
-                f"{name} cannot be shared through DLPack ({error}): pass a plain CPU tensor."
+            raise OperatorError(f"{name} cannot be shared through DLPack ({error}): pass a plain CPU tensor.").about(
+                name
             ) from error
     else:
         raise OperatorError(
@@ -242,7 +244,7 @@ def _check_apart(names: list[str], arrays: list[np.ndarray[Any, Any]], read_only
         if other >= 0:
             raise OperatorError(
                 f"{names[other]} and {names[index]} overlap in memory: every array that is updated needs its own."
-            )
+            ).about(names[other], got=names[index])
         if writable and stop > written_end:
             written_end, written = stop, index
         if stop > end:
@@ -343,7 +345,7 @@ def _number(name: str, value: Any) -> float:
     if math.isfinite(found) and abs(found) >= _INFINITE:
         raise OperatorError(
             f"{name} is {found!r}: its magnitude must be at most 3.402823e+38, since it is stored as float32."
-        )
+        ).about(name, got=found)
     return found
 
 

@@ -167,12 +167,12 @@ def find_cuda() -> CudaUpdates | None:
     if named:
         path, whose = Path(named), f"The environment variable {CUDA_VARIABLE} names {named!r}"
         if not path.is_file():
-            raise OptionError(f"{whose}, which is not a file; {HOW_TO_GET_CUDA}.")
+            raise OptionError(f"{whose}, which is not a file; {HOW_TO_GET_CUDA}.").about(CUDA_VARIABLE, got=named)
         found, reason = _load_cuda(path.resolve())
         if found is None:
             raise OptionError(
                 f"The environment variable {CUDA_VARIABLE} names {named!r}, which cannot be loaded: {reason}."
-            )
+            ).about(CUDA_VARIABLE, got=named)
         return found
     path = cuda_in_package()
     return _load_cuda(path)[0] if path.is_file() else None

@@ -71,7 +71,7 @@ def choose(given: Sequence[Provider]) -> list[Provider]:
             raise OptionError(
                 f"The provider {name!r} is not available; this onnxruntime has {', '.join(available)} "
                 f"({', '.join(by_short_name)} for short)."
-            )
+            ).about("providers", got=name, wanted=available)
         options = {} if isinstance(provider, str) else provider[1]
         if full == CUDA:
             options = {"use_tf32": "0", **options}
@@ -139,14 +139,16 @@ class RuntimeOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.providers, str) or not self.providers:
-            raise OptionError(f"providers is {self.providers!r}; it needs a list of names, such as ['cuda'].")
+            raise OptionError(f"providers is {self.providers!r}; it needs a list of names, such as ['cuda'].").about(
+                "providers", got=self.providers
+            )
         if self.threads is not None and self.threads < 1:
             raise OptionError(f"threads is {self.threads}; it needs a number of at least 1.")
         if self.accuracy_level not in (None, *range(5)):
             raise OptionError(
                 f"accuracy_level is {self.accuracy_level!r}; it is a number from 0 to 4, as in MatMulNBits of ONNX "
                 "Runtime, or None for the attributes of the model."
-            )
+            ).about("accuracy_level", got=self.accuracy_level)
         if self.threads is not None and self.threads > (most := most_threads()):
             raise OptionError(
                 f"threads is {self.threads}; it needs a number from 1 to {most}, since more would only wait for each "
@@ -162,7 +164,9 @@ class RuntimeOptions:
         first = name_of(self.provider_list()[0])
         if first != CPU:
             if self.kernels and first != CUDA:
-                raise OptionError(f"kernels=True, but native kernels run on the CPU only, not on {first}.")
+                raise OptionError(f"kernels=True, but native kernels run on the CPU only, not on {first}.").about(
+                    "kernels", got=first
+                )
             self.updates()
             return False
         if self.kernels is None:

@@ -114,17 +114,19 @@ class StateBuffers(Versioned):
     def _fitting(self, name: str, value: np.ndarray) -> np.ndarray:
         """Return the value as an array, after a check against the type and shape of the state."""
         if name not in self:
-            raise OptionError(f"There is no state {name!r}; the states are {', '.join(list(self)[:8])}.")
+            raise OptionError(f"There is no state {name!r}; the states are {', '.join(list(self)[:8])}.").about(
+                name, wanted=[*self]
+            )
         dtype, shape = self.kind(name)
         array = np.asarray(value)
         if array.shape != shape or array.dtype != dtype:
             raise OptionError(
                 f"The state {name!r} is {dtype} of shape {shape}; got {array.dtype} of shape {array.shape}."
-            )
+            ).about(name, got=array.shape, wanted=shape)
         return array
 
     def __delitem__(self, name: str) -> None:
-        raise OptionError(f"The state {name!r} belongs to the training model and cannot be deleted.")
+        raise OptionError(f"The state {name!r} belongs to the training model and cannot be deleted.").about(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._buffers
@@ -268,7 +270,7 @@ class DeviceStates(StateBuffers):
         raise OptionError(
             f"Data-parallel training needs states in CPU memory, but they are in {self._device.kind} memory; leave "
             "providers or parallel out."
-        )
+        ).about("states", got=self._device.kind, wanted="cpu")
 
     def set_buffer(self, name: str, memory: np.ndarray) -> None:
         """Refuse, like :meth:`make_contiguous`."""

@@ -295,7 +295,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
         raise StepError(
             f"ONNX Runtime has the provider {wanted!r} but could not start it here, and would run on "
             f"{', '.join(started)} instead; its driver or libraries are missing or of another version."
-        )
+        ).about(wanted, got=started)
     return Session(session, frozen)
 
 

@@ -142,7 +142,7 @@ class Versioned(MutableMapping[str, np.ndarray]):
                         f"{call} changes a trainer that another thread ({self._training.name!r}) trains in "
                         f"{self._call}; one thread trains at a time, so leave all training to one thread, for example "
                         "with a queue of its data, or hold one lock in all calls that train."
-                    )
+                    ).about(call, got=self._call)
                 self._trainer, self._home, self._call = me, me, call
                 self._training = threading.current_thread()
             self._calls += 1

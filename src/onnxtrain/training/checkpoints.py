@@ -37,7 +37,9 @@ class CheckpointStore:
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
         if keep < 1:
-            raise OptionError(f"the number of checkpoints to keep is {keep}; it must be at least 1.")
+            raise OptionError(f"the number of checkpoints to keep is {keep}; it must be at least 1.").about(
+                "keep", got=keep
+            )
         self.folder = Path(folder)
         self.keep = keep
 
@@ -69,12 +71,12 @@ class CheckpointStore:
                 reason = "it is not a folder"
             raise CheckpointError(
                 f"checkpoints cannot be written to '{self.folder}': {reason}; give a writable folder."
-            ) from error
+            ).about(str(self.folder), got=reason) from error
 
     def save(self, step: int, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> Path:
         """Write a checkpoint, then remove the oldest above the number to keep."""
         if step < 0:
-            raise OptionError(f"the step of a checkpoint is {step}; it must be at least 0.")
+            raise OptionError(f"the step of a checkpoint is {step}; it must be at least 0.").about("step", got=step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_leftovers()
@@ -92,7 +94,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"the checkpoint of step {step} cannot be written to '{self.folder}': {error}; "
                 f"the ones before it are kept."
-            ) from error
+            ).about(str(self.folder), got=step) from error
         return entry.path
 
     def latest(self) -> Path | None:
@@ -212,14 +214,18 @@ class CheckpointStore:
                 raise CheckpointError(f"'{checkpoint}' is not a checkpoint; {newest_of(path.parent)}.")
             return Entry(path, int(match["sequence"]), int(match["step"]))
         if not entries:
-            raise CheckpointError(f"'{self.folder}' holds no checkpoint; train with a checkpoint folder first.")
+            raise CheckpointError(f"'{self.folder}' holds no checkpoint; train with a checkpoint folder first.").about(
+                str(self.folder)
+            )
         if checkpoint is None:
             return entries[-1]
         for entry in reversed(entries):
             if entry.step == checkpoint:
                 return entry
         listed = ", ".join(str(step) for step in self.steps())
-        raise CheckpointError(f"'{self.folder}' holds no checkpoint of step {checkpoint}, only of {listed}.")
+        raise CheckpointError(f"'{self.folder}' holds no checkpoint of step {checkpoint}, only of {listed}.").about(
+            str(self.folder), got=checkpoint
+        )
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, JSON]]:
@@ -271,7 +277,9 @@ def encode(tensors: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, st
     for name, tensor in tensors.items():
         array = np.asarray(tensor)
         if array.dtype.hasobject or array.dtype.kind in "USTMm" or array.dtype.fields is not None:
-            raise CheckpointError(f"tensor '{name}' has type {array.dtype}; a checkpoint holds numbers only.")
+            raise CheckpointError(f"tensor '{name}' has type {array.dtype}; a checkpoint holds numbers only.").about(
+                name, got=array.dtype
+            )
         # safetensors writes raw memory, so it must be in C order and little-endian.
         array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
         if array.dtype.name not in _NATIVE_TYPES:
@@ -376,7 +384,7 @@ def read_record(entry: Entry) -> dict[str, Any]:
         raise CheckpointError(
             f"'{entry.path}' has format version {record['format_version']}, this onnxtrain reads version "
             f"{FORMAT_VERSION}; use the onnxtrain that wrote it."
-        )
+        ).about(str(entry.path), got=record["format_version"], wanted=FORMAT_VERSION)
     if record["step"] != entry.step:
         raise damaged(entry, f"it belongs to step {record['step']} and was renamed")
     return record

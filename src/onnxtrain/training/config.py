@@ -218,7 +218,7 @@ def choose_distributed(given: Distributed | Communicator | str | None) -> Distri
 def _adaptation(given: object) -> Adaptation | None:
     if given is None or isinstance(given, Adaptation):
         return given
-    raise OptionError(f"lora is {given!r}; it needs settings, such as onnxtrain.Lora(rank=8).")
+    raise OptionError(f"lora is {given!r}; it needs settings, such as onnxtrain.Lora(rank=8).").about("lora", got=given)
 
 
 def _runtime_options(given: RuntimeOptions | None) -> RuntimeOptions:

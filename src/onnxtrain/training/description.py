@@ -219,7 +219,7 @@ def names_to_change(change: str | Sequence[str]) -> frozenset[str]:
         if name not in CHANGEABLE:
             raise OptionError(
                 f"change has {name!r}, which cannot differ from the checkpoint; it takes {', '.join(CHANGEABLE)}."
-            )
+            ).about("change", got=name, wanted=CHANGEABLE)
     return frozenset(names)
 
 

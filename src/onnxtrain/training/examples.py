@@ -86,7 +86,9 @@ def mlp(
         raise OptionError(f"sizes is {tuple(sizes)}, but a perceptron needs two or more positive layer sizes")
     if activation not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise OptionError(f"the activation {activation!r} is not known; choose one of {known}")
+        raise OptionError(f"the activation {activation!r} is not known; choose one of {known}").about(
+            "activation", got=activation
+        )
     operator, minimum = _ACTIVATIONS[activation]
     graph = _Graph(f"mlp with {activation}", opset, minimum, seed)
     value = graph.input("input", ["N", sizes[0]])

@@ -279,7 +279,7 @@ class Executor:
             raise DataError(
                 f"{fixed.input!r} has {rows} examples, but the model takes batches of {fixed.size}; "
                 f"give at {'most ' + str(most) if rows else 'least one'}."
-            )
+            ).about(fixed.input, got=rows, wanted=fixed.size)
         for name in self._stepped.batched:
             if len(feeds[name]) != rows:
                 raise DataError(f"{name!r} has {len(feeds[name])} examples, but {fixed.input!r} has {rows}.")

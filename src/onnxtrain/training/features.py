@@ -66,14 +66,14 @@ def divide(objective: Objective) -> Divided:
         raise OptionError(
             "cache_features keeps what frozen layers compute, but no frozen layer comes before the first trained one "
             f"({first!r} is trained); freeze the first layers, or leave cache_features out."
-        )
+        ).about("cache_features", got=first)
     for node in graph:
         if node in before and _differs_by_step(node):
             raise OptionError(
                 f"cache_features computes the frozen layers once, but {node.name or node.outputs[0].name!r} "
                 f"({node.op_type}) among them gives other values in every step; train without dropout, batch norm in "
                 "training mode and random numbers there, or leave cache_features out."
-            )
+            ).about("cache_features", got=node.op_type)
     return _cut(own, features, ends)
 
 
@@ -121,7 +121,7 @@ def _features(
             raise OptionError(
                 f"cache_features keeps one row of every feature for each example, but the trained layers read the "
                 f"input {value.name!r}, which has no axis of examples; leave cache_features out."
-            )
+            ).about("cache_features", got=value.name)
         if producer is None or (shape and shape[0] in symbols and isinstance(value.type, ir.TensorType)):
             found[value] = None
         elif producer in frozen:
@@ -215,7 +215,7 @@ def compute_features(objective: Objective, runner: Runner, dataset: Dataset, bat
                     f"cache_features keeps the features of all examples in one array, but {name!r} has the shape "
                     f"{kept[name].shape[1:]} for the first examples and {array.shape[1:]} for those from {end} on; "
                     "bring the examples to one size, or leave cache_features out."
-                )
+                ).about(name, got=array.shape[1:], wanted=kept[name].shape[1:])
             kept[name][end : end + batch.size] = array
         if targets is not None and batch.targets is not None:
             targets[end : end + batch.size] = batch.targets
@@ -241,7 +241,7 @@ def _check_first(
             raise OptionError(
                 f"cache_features reads every example once, but {dataset.name} gives other values of {name!r} when it "
                 "is read again, as with random transforms; leave them or cache_features out."
-            )
+            ).about(name)
     if batch.size == 1:
         return
     alone = features(share(batch, slice(0, batch.size // 2)))
@@ -252,7 +252,7 @@ def _check_first(
             raise OptionError(
                 f"cache_features needs features that depend on one example each, but {name!r} depends on the other "
                 "examples of a batch, too; leave cache_features out."
-            )
+            ).about(name)
 
 
 def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) -> None:
@@ -264,7 +264,7 @@ def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) ->
         raise OptionError(
             f"cache_features keeps {', '.join(features)} of {dataset.size:,} examples, which takes {_shown(needed)}, "
             f"but {_shown(free)} of memory are free; freeze more layers, or leave cache_features out."
-        )
+        ).about("cache_features", got=free, wanted=needed)
 
 
 def _shown(size: int) -> str:

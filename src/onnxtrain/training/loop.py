@@ -86,7 +86,7 @@ class Checkpoints:
         if changes and not options.resume:
             raise OptionError(
                 "change lists the settings that may differ from the checkpoint; it needs resume=True, too."
-            )
+            ).about("change")
         store = None
         if folder is not None:
             from onnxtrain.training.checkpoints import CheckpointStore  # imports safetensors
@@ -94,7 +94,7 @@ class Checkpoints:
             if not os.fspath(folder):
                 raise OptionError(
                     "checkpoint is '', which names no folder; give the name of one, such as 'checkpoints'."
-                )
+                ).about("checkpoint", got="")
             store = CheckpointStore(folder, options.keep)
         path = None if isinstance(options.resume, bool) else options.resume
         return cls(store, every, bool(options.resume), path, changes)
@@ -106,7 +106,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"The folder {os.fspath(self.store.folder)!r} holds checkpoints of an earlier training (the newest is "
                 f"{newest}); resume it, or give another folder."
-            )
+            ).about(str(self.store.folder), got=newest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +307,8 @@ class Loop:
                     yield batch
         except DataError as error:
             where = self._where_to_go_on()
-            raise DataError(f"{error} ({where})" if where else str(error)) from error
+            again = DataError(f"{error} ({where})" if where else str(error))
+            raise again.about(error.what, got=error.got, wanted=error.wanted) from error
 
     def _together(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield batches; check that they end for all ranks at once, after each if their number is unknown."""
@@ -473,7 +474,7 @@ class Loop:
             raise CheckpointError(
                 f"The checkpoints in {str(store.folder)!r} were not written by fit: they lack its position "
                 f"({error}); give another folder."
-            ) from error
+            ).about(str(store.folder)) from error
         return tensors, metadata
 
     def _is_saved(self) -> bool:
@@ -509,7 +510,7 @@ class Loop:
             raise CheckpointError(
                 f"The checkpoint has trained values of {lost[:5]}, which this training does not change; resume with "
                 "the batch_norm of the checkpoint."
-            )
+            ).about(lost)
         wanted += [name for name in executor.residual_names if f"state/{name}" in tensors]
         executor.load_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
         if "masks" in changed:

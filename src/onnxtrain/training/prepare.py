@@ -169,7 +169,7 @@ def prepare(
         raise OptionError(
             f"{min(both)!r} is trained in full and has an adapter, which needs it frozen; leave it out of train= or "
             "of the adapter's targets."
-        )
+        ).about(min(both))
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
     wide = {} if config.precision.master_weights else hold_rounded(model, halves, objective.parameters)

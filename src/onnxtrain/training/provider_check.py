@@ -140,7 +140,7 @@ def _random(
 ) -> np.ndarray:
     """Return random values for an input; dynamic sizes become the batch size."""
     if spec.shape is None:
-        raise DataError(f"The shape of {spec.name!r} is not known; give data.")
+        raise DataError(f"The shape of {spec.name!r} is not known; give data.").about(spec.name)
     shape = []
     for size in spec.shape:
         if isinstance(size, str):

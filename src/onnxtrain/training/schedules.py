@@ -48,7 +48,7 @@ def check_rate(rate: object, what: str = "The learning rate") -> None:
     except (TypeError, ValueError):
         good = False
     if not good:
-        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.")
+        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.").about(what, got=rate)
 
 
 class _Shape:
@@ -236,7 +236,9 @@ class OneCycle:
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
         if not 0 < self.rising < 1:
-            raise OptionError(f"rising of the one-cycle schedule is {self.rising}; it must be between 0 and 1.")
+            raise OptionError(f"rising of the one-cycle schedule is {self.rising}; it must be between 0 and 1.").about(
+                "rising", got=self.rising
+            )
         least = math.floor(1 / self.rising) + 1
         if self.steps < least:
             raise OptionError(
@@ -480,7 +482,7 @@ class _Reader:
         if self.steps_per_epoch is None:
             raise OptionError(
                 f"'{self.text}' counts epochs, but the number of steps per epoch is not known; count steps."
-            )
+            ).about(self.text)
         return number * self.steps_per_epoch
 
     def _number(self, value: str) -> float:
@@ -494,5 +496,5 @@ class _Reader:
             raise OptionError(
                 f"The {name} schedule needs the number of steps, which this data does not determine; "
                 f"use constant, step or exponential, or data whose size is known."
-            )
+            ).about(name)
         return self.total_steps

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import OptionError
 from onnxtrain.losses import YOLO
 from onnxtrain.metrics.base import Detections, MetricInput
 from onnxtrain.metrics.choice import metric_for_loss
 from onnxtrain.plugins.detection.metrics import MAP, MAP_50
+from sentences import raises_sentence
 
 TRUE = np.array(
     [[(0, 0.25, 0.25, 0.5, 0.5), (0, 0.75, 0.75, 0.5, 0.5)], [(1, 0.5, 0.5, 1, 1), (-1, 0, 0, 0, 0)]], np.float32
@@ -69,12 +69,14 @@ def test_without_boxes_or_predictions():
 
 def test_it_is_for_detectors_alone():
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="mse")
-    with pytest.raises(OptionError, match="The metric map is for boxes, but the loss mean_squared_error predicts none"):
+    with raises_sentence("metric_for_boxes", what="map", got="mean_squared_error"):
         trainer.evaluate(np.zeros((2, 4), np.float32), np.zeros((2, 3), np.float32), metrics="map")
     boxes = MetricInput("yolo", None, detections=lambda y: Detections(y, y))
-    with pytest.raises(OptionError, match="but the loss yolo predicts boxes; measure map or map_50"):
+    with raises_sentence("accuracy_of_boxes", what="accuracy", got="yolo"):
         metric_for_loss(boxes, "accuracy")
-    with pytest.raises(OptionError, match=r"There is no metric 'mAP': use .*, map, map_50 or a function .* nearest is"):
+    with raises_sentence(
+        "unknown_metric", what="metrics", got="mAP", metrics="map, map_50", nearest=" The nearest is 'map'."
+    ):
         metric_for_loss(boxes, "mAP")
 
 

@@ -5,10 +5,10 @@ import onnx
 import pytest
 
 from onnxtrain.editing.working import Working
-from onnxtrain.errors import OptionError
 from onnxtrain.plugins.pruning.choose_structures import first_reaching, in_vectors, removal_order
 from onnxtrain.plugins.pruning.structures import without
 from onnxtrain.plugins.structures.axes import find_structures
+from sentences import raises_sentence
 
 
 def network(*widths):
@@ -74,5 +74,5 @@ def test_a_target_that_whole_vectors_miss_is_reached_without_them():
 
 
 def test_a_target_that_cannot_be_reached():
-    with pytest.raises(OptionError, match=r"The target cannot be reached: with all structures removed .* 11% of the"):
+    with raises_sentence("structure_target_out_of_reach", cost="11%"):
         removal(network(64), 0.95)

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import onnxtrain
 from onnxtrain.errors import ModelError, OptionError, TrainingHint
 from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
-from onnxtrain.plugins.pruning.job import PruningWarning
+from sentences import raises_sentence, warns_sentence
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -163,7 +163,7 @@ def test_a_model_without_classes_is_measured_by_its_loss():
     assert result.metric == "loss"
     assert result.accuracy_after < result.accuracy_before
     assert "loss on validation data" in result.text()
-    with pytest.raises(OptionError, match="accuracy_drop= needs a loss of a classifier"):
+    with raises_sentence("accuracy_drop_needs_classifier"):
         prune(model=onnxtrain.examples.mlp((4, 16, 2)), data=(x, y), loss="mean_squared_error", accuracy_drop=0.1)
 
 
@@ -226,7 +226,7 @@ def test_the_charts_show_the_numbers():
 
 
 def test_an_emptied_layer_is_named():
-    with pytest.warns(PruningWarning, match=r"The cut to 99.90% zeros leaves nothing of 'layer2.weight'") as caught:
+    with warns_sentence("cut_leaves_nothing", sparsity="99.90%", tensor="'layer2.weight'") as caught:
         prune(model=lopsided(), sparsity=0.999, epochs=0, fine_tune_epochs=1, method="magnitude")
     assert len(caught) == 1
 
@@ -335,10 +335,10 @@ def test_few_zeros_of_a_tensor_are_kept_beside_a_pruned_one():
 
 def test_masks_that_keep_nothing_are_refused():
     model = onnxtrain.examples.mlp((6, 10, 3))
-    with pytest.raises(OptionError, match="masks='keep' keeps the zeros of a pruned model, but no trained"):
+    with raises_sentence("no_zeros_to_keep", what="masks", got="keep"):
         onnxtrain.Trainer(model, loss="cross_entropy", masks="keep")
-    with pytest.raises(OptionError, match="masks is 'hold'; it needs 'keep', which keeps the zeros"):
+    with raises_sentence("masks_option", what="masks", got="hold", wanted="keep"):
         onnxtrain.Trainer(model, loss="cross_entropy", masks="hold")
     frozen = onnxtrain.Trainer(model, loss="cross_entropy", train="layer2.weight")
-    with pytest.raises(OptionError, match="no trained weight has at least a tenth of zeros"):
+    with raises_sentence("no_zeros_to_keep", what="masks", got="keep"):
         frozen.set_masks("keep")

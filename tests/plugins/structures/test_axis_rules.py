@@ -1,11 +1,10 @@
 """The rule book of axes covers operators that the rule book of gradients knows."""
 
-import pytest
 from onnx import defs
 
 from onnxtrain.autodiff import registry as gradients
-from onnxtrain.errors import OptionError
 from onnxtrain.plugins.structures.axes import registry as axes
+from sentences import raises_sentence
 
 
 def _names(entries):
@@ -29,5 +28,5 @@ def test_every_operator_without_a_rule_says_why():
 
 
 def test_rules_that_overlap_are_refused():
-    with pytest.raises(OptionError, match=r"An axis rule of ai.onnx::Relu is registered for versions 1 to the newest"):
+    with raises_sentence("axis_rule_registered", operator="ai.onnx::Relu", versions="1 to the newest"):
         axes.axes_of("Relu", since=13)(lambda node: [])

@@ -11,11 +11,12 @@ import pytest
 import onnxtrain
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.map_dataset import by_length
-from onnxtrain.errors import CheckpointError, DataError, OptionError, TrainingHint
+from onnxtrain.errors import CheckpointError, DataError, OptionError
 from onnxtrain.plugins.text import ChatData
 from onnxtrain.plugins.text.rows import Row
 from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
 from plugins.text.chats import CHATS, ENDED, GENERATION, TEMPLATES, THINKING, language_model, tokenizer, write_rows
+from sentences import raises_sentence, warns_sentence
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
@@ -187,8 +188,8 @@ def test_answers_that_change_where_messages_follow(tmp_path, template, chat, wan
 )
 def test_answers_that_are_not_found_are_refused(tmp_path, template):
     folder = tokenizer(tmp_path, template)
-    with pytest.raises(
-        DataError, match=r"row 0 of the dataset cannot be rendered: .*in another way when the others fol"
+    with raises_sentence(
+        "row_cannot_be_rendered", label="row 0 of the dataset", reason="in another way when the others fol"
     ):
         read([{"messages": CHATS[1]}], tokenizer=folder)
 
@@ -197,7 +198,7 @@ def test_answers_that_are_not_found_are_refused(tmp_path, template):
     "row", [{"text": "a\ud800b"}, {"messages": [*CHATS[1], {"role": "user", "content": "\udfff"}]}]
 )
 def test_halves_of_characters_are_refused(tmp_path, row):
-    with pytest.raises(DataError, match=r"^row 1 of the dataset holds half of a character \(a surrogate"):
+    with raises_sentence("half_a_character", what="row 1 of the dataset"):
         read([ROWS[0], row], tokenizer=tokenizer(tmp_path))
 
 
@@ -268,10 +269,12 @@ def test_chat_templates_of_a_folder(tmp_path):
     assert read(ROWS, tokenizer=folder / "tokenizer.json", train_on="all") == plain
     (folder / "chat_template.jinja").rename(folder / "mine.jinja")
     assert read(ROWS, tokenizer=folder, chat_template=folder / "mine.jinja", train_on="all") == plain
-    with pytest.raises(DataError, match=r"row 0 of the dataset is a chat, but the tokenizer has no chat template"):
+    with raises_sentence("no_chat_template", what="row 0 of the dataset"):
         read(ROWS, tokenizer=folder)
     del named[1]
-    with pytest.raises(DataError, match=r"has chat templates named 'tool_use', but none named 'default'"):
+    with raises_sentence(
+        "no_default_template", what=f"'{tmp_path}/d/tokenizer_config.json'", got=["tool_use"], wanted="default"
+    ):
         read(ROWS, tokenizer=tokenizer(tmp_path / "d", named))
 
 
@@ -292,7 +295,7 @@ def test_length_and_rows_without_answers(tmp_path):
         "(max_length=).",
         "the dataset: 1 of 3 rows have no answer to learn and are left out.",
     ]
-    with pytest.raises(DataError, match=r"nothing to learn: none of the 2 rows has an answer within 4 tokens"):
+    with raises_sentence("nothing_to_learn", few="none of the 2 rows has an answer within"):
         read(ROWS, tokenizer=folder, max_length=4)
     (folder / "genai_config.json").write_text(json.dumps({"model": {"context_length": size}}))
     assert [len(ids) for ids, _ in read(ROWS, tokenizer=folder)] == [size, size]
@@ -334,9 +337,7 @@ def test_packed_rows(tmp_path):
     assert batch.inputs["input_ids"].shape[1] == 128
     assert len(batch.inputs["input_ids"]) < 6
     assert (batch.targets >= 0).sum() == sum(sum(one >= 0 for one in labels) for _, labels in rows)
-    with pytest.raises(
-        DataError, match=r"the mask 'attention_mask' has shape .* fit and evaluate take packed sequences"
-    ):
+    with raises_sentence("mask_marks_padding_only", what="attention_mask", got=("N", "T")):
         open_dataset(ChatData(ROWS, folder, pack=64), SPECS)
 
 
@@ -358,9 +359,14 @@ def test_a_trainer_takes_a_file_beside_a_tokenizer(tmp_path):
     again = pickle.loads(pickle.dumps(trainer))
     assert again.evaluate(ROWS)["loss"] == pytest.approx(by_metric["loss"], rel=1e-5)
     other = onnxtrain.Trainer(tmp_path / "model", loss="softmax_cross_entropy(axis=-1)")
-    with pytest.raises(DataError, match="compares the logits at each token with this token; use next_token"):
+    with raises_sentence(
+        "texts_and_loss",
+        what=f"'{tmp_path}/chat.jsonl'",
+        got="softmax_cross_entropy",
+        reads="the logits at each token with this token",
+    ):
         other.fit(tmp_path / "chat.jsonl", progress=False)
-    with pytest.warns(TrainingHint, match=r"rows are longer than 30 tokens and are cut"):
+    with warns_sentence("rows_are_cut", limit=30):
         trainer.fit(ChatData(ROWS, max_length=30), progress=False)
     assert any("longer than 30 tokens" in hint for hint in trainer.hints)
 
@@ -439,45 +445,46 @@ def test_wrong_rows(tmp_path, line):
 
 def test_wrong_options(tmp_path):
     folder = tokenizer(tmp_path)
-    with pytest.raises(OptionError, match="train_on is 'some'; it is 'answers' or 'all'"):
+    with raises_sentence("train_on_option", what="train_on", got="some"):
         ChatData(ROWS, train_on="some")
-    with pytest.raises(OptionError, match="max_length is 1; it needs at least 2 tokens"):
+    with raises_sentence("tokens_at_least_2", what="max_length", got=1):
         ChatData(ROWS, max_length=1)
     with pytest.raises(OptionError, match="pack is 0; it needs at least 2 tokens"):
         ChatData(ROWS, pack=0)
-    with pytest.raises(OptionError, match=r"pack is 999,999,999,999; a row has at most 16,777,216 tokens\."):
+    with raises_sentence("pack_too_long", what="pack", got=999999999999, wanted=16777216):
         ChatData(ROWS, pack=999_999_999_999)
     with pytest.raises(OptionError, match=r"max_length is 2\.5; it needs an integer"):
         ChatData(ROWS, max_length=2.5)
     with pytest.raises(OptionError, match="pack is True; it needs an integer"):
         ChatData(ROWS, pack=True)
-    with pytest.raises(OptionError, match="chat_template is 3; it needs the path of a template"):
+    with raises_sentence("chat_template_option", what="chat_template", got=3):
         ChatData(ROWS, chat_template=3)
     (tmp_path / "d.json").write_text("[{}]")
-    with pytest.raises(DataError, match=r"write texts to a \.jsonl file, a row per line, and arrays with numpy\.savez"):
+    with raises_sentence("not_an_array_file", need="numpy.savez"):
         open_dataset(tmp_path / "d.json", SPECS)
-    with pytest.raises(
-        DataError, match=r"^the chat template cannot be used: Unexpected end of template.*'generation'\.$"
-    ):
+    with raises_sentence("chat_template_cannot_be_used", what="chat_template", reason="Unexpected end of template"):
         read(ROWS, tokenizer=tokenizer(tmp_path / "open", "{% generation %}"))
-    with pytest.raises(OptionError, match="max_length is 50, but the model takes 40 tokens"):
+    with raises_sentence("max_length_of_model", what="max_length", got=50, wanted=40):
         read(ROWS, spec("input_ids", ("N", 40)), spec("attention_mask", ("N", 40)), tokenizer=folder, max_length=50)
-    with pytest.raises(DataError, match=r"the dataset holds texts; name the tokenizer of the model"):
+    with raises_sentence("texts_need_tokenizer", what="the dataset"):
         read(ROWS)
     with pytest.raises(DataError, match=r"There is no file '.*tokenizer\.json'"):
         read(ROWS, tokenizer=tmp_path / "elsewhere" / "tokenizer.json")
-    with pytest.raises(DataError, match=r"There is no file '.*no\.jinja'; chat_template needs a template"):
+    with raises_sentence("no_template_file", what="chat_template", got=tmp_path / "no.jinja"):
         read(ROWS, tokenizer=folder, chat_template=folder / "no.jinja")
     with pytest.raises(DataError, match=r"There is no file '.*no\.jsonl'"):
         read(tmp_path / "no.jsonl", tokenizer=folder)
-    with pytest.raises(
-        DataError, match=r"texts need one model input for token ids, but the model's inputs are 'a', 'b'"
-    ):
+    with raises_sentence("texts_need_one_input", inputs="'a', 'b'"):
         open_dataset(ChatData(ROWS, folder), [spec("a"), spec("b")])
     (tmp_path / "d.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match=r"has the columns a, b; rows of texts need prompt and completion"):
+    with raises_sentence(
+        "columns_of_texts",
+        what=f"'{tmp_path}/d.csv'",
+        got=["a", "b"],
+        wanted="prompt and completion, or instruction and output, or text",
+    ):
         read(tmp_path / "d.csv", tokenizer=folder)
-    with pytest.raises(DataError, match=r"the data is a number; it needs a path, a dataset, or a list of rows"):
+    with raises_sentence("rows_of_texts", what="data", got="a number"):
         read(3, tokenizer=folder)
 
 
@@ -489,13 +496,13 @@ def test_an_inconsistent_template_is_refused(tmp_path):
         "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
     )
     folder = tokenizer(tmp_path, template)
-    with pytest.raises(
-        DataError, match=r"row 1 of the dataset cannot be rendered: the chat template renders the first"
+    with raises_sentence(
+        "row_cannot_be_rendered", label="row 1 of the dataset", reason="the chat template renders the first"
     ):
         read(ROWS, tokenizer=folder)
     assert len(read(ROWS, tokenizer=folder, train_on="all")) == 2
     changed = "{% set x %}{% generation %}{{ messages[1].content }}{% endgeneration %}{% endset %}{{ x | upper }}"
-    with pytest.raises(DataError, match=r"changes the text of a \{% generation %\} block after the block"):
+    with raises_sentence("row_cannot_be_rendered", reason="changes the text of a {% generation %}"):
         read(ROWS, tokenizer=tokenizer(tmp_path, changed))
 
 

@@ -8,10 +8,10 @@ from onnx import numpy_helper, parser
 
 import onnxtrain
 from losses.test_chunks import HEADS, K, V, check_memory_falls, model
-from onnxtrain.errors import OptionError
 from onnxtrain.losses import DPO, KTO, LOSSES, ORPO
 from onnxtrain.losses.groups import GroupLoss
 from plugins.text.test_group_losses import COUNTS, DESIRABLE, REFERENCE, N, T
+from sentences import raises_sentence
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, 2, T, K))
@@ -85,7 +85,7 @@ def test_memory_falls():
 
 @pytest.mark.parametrize("make", [DPO, ORPO, KTO])
 def test_a_chunk_has_a_row(make):
-    with pytest.raises(OptionError, match="chunk is 0; it is a number of rows, 1 or more"):
+    with raises_sentence("chunk_option", what="chunk", got=0):
         make(chunk=0)
 
 
@@ -95,7 +95,5 @@ def test_logits_of_no_linear_layer_are_refused():
         {{ logits = Gather(table, ids) }}"""
     )
     made.graph.initializer.append(numpy_helper.from_array(np.zeros((V, V), np.float32), "table"))
-    with pytest.raises(
-        OptionError, match=r"dpo: chunk=4 computes .* they come from Gather of 'table' .*Leave chunk out"
-    ):
+    with raises_sentence("chunk_of_other_logits", got="Gather", loss="dpo", chunk=4, operands="'table'"):
         onnxtrain.Trainer(made, loss="dpo(chunk=4)")

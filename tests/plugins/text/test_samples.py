@@ -15,6 +15,7 @@ from onnxtrain import callbacks
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.plugins.text.samples import continued, text_generator
 from plugins.text.chats import CHATS, language_model, tokenizer, write_rows
+from sentences import raises_sentence
 from zoo import language_model as zoo
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
@@ -78,7 +79,7 @@ def test_losses_that_compare_answers_have_samples_too(files):
 
 
 def test_losses_on_scores_have_no_samples(files):
-    with pytest.raises(OptionError, match="need a model that predicts tokens, but the loss multiple_negatives trains"):
+    with raises_sentence("samples_need_tokens", what="samples", got="multiple_negatives"):
         trainer(files, loss="multiple_negatives").fit(
             [{"query": each, "positive": "b"} for each in "acde"], callbacks=[callbacks.Samples("a")], **FIT
         )
@@ -180,7 +181,7 @@ def test_wrong_arguments(make, message):
 def test_other_models_have_no_samples():
     own = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="cross_entropy")
     data = np.zeros((4, 4), np.float32), np.arange(4) % 3
-    with pytest.raises(OptionError, match="The model is in memory, so that its tokenizer is unknown"):
+    with raises_sentence("tokenizer_unknown"):
         own.fit(*data, callbacks=[callbacks.Samples("a")], progress=False)
     with pytest.raises(DataError, match="texts become integers"):
         own.fit(

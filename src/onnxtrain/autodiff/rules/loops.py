@@ -109,7 +109,7 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
             raise GradientError(
                 f"{describe(node.ir)}: its state {value.name!r} is an optional value; the gradient needs states "
                 "that are tensors or sequences; pass a tensor, and a flag for its presence as a further state."
-            )
+            ).about(value.name)
     given = [_Slice(y, dy) for y, dy in zip(graph.outputs[1 + count :], dys[count:], strict=True) if dy is not None]
     steps = _Steps(graph, states, next_states, list(dys[:count]), [], given)
     sequences = {value for value in states if isinstance(value.type, ir.SequenceType)}

@@ -51,7 +51,7 @@ class PackedWeight(NamedTuple):
             raise GradientError(
                 f"{describe(node)} has {', '.join(f'{name} = {number}' for name, number in found.items())}; it needs "
                 f"K and N, bits of 2, 4 or 8, and a block_size that is a power of two, at least {_LEAST_BLOCK}."
-            )
+            ).about(describe(node), got=found)
         return size
 
     @property

@@ -85,7 +85,7 @@ def _activated(node: Node, x: Value, numbers: Sequence[float]) -> Value:
         raise GradientError(
             f"{describe(node.ir)}: its activation is {name!r}, which its body in standard operators does not cover; "
             "export the model without ONNX Runtime's fusions, or register a rule for this operator."
-        )
+        ).about(describe(node.ir), got=name)
     return activation(name, x, **dict(zip(_ACTIVATIONS[name], numbers, strict=False)))
 
 

@@ -77,7 +77,7 @@ def activations(node: Node, default: Sequence[str], directions: int) -> list[lis
             raise GradientError(
                 f"{describe(node.ir)}: the activation {name!r} is unknown; the operator knows "
                 f"{', '.join(sorted(_PARAMETERS))}."
-            )
+            ).about(describe(node.ir), got=name, wanted=sorted(_PARAMETERS))
         alpha, beta = _PARAMETERS[_NAMES[name.lower()]]
         found.append(
             _with_numbers(
@@ -162,7 +162,7 @@ class Sequences:
             raise GradientError(
                 f"{describe(node.ir)}: the gradient needs hidden_size, which the node does not say and the shape of "
                 f"{recurrence.name!r} does not give; add the attribute."
-            )
+            ).about(recurrence.name)
         initial_states = (node.input(5), node.input(6))
         for value in (recurrence, *(state for state in initial_states if state is not None)):
             known = value.shape[-1] if value.shape else size

@@ -247,7 +247,7 @@ def _common_scale(node: Node) -> _Scale:
             f"{describe(node.ir)}: with keep_aspect_ratio_policy={policy!r} the gradient needs constant sizes "
             f"and a static shape of {node.x.name!r}, which is {node.x.shape}; fix the input's shape or use "
             "scales."
-        )
+        ).about(node.x.name, got=node.x.shape)
     axes = node.attribute("axes") or range(len(shape))
     scales = [_Scale(int(size), shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
     return (min if policy == "not_larger" else max)(scales, key=lambda scale: scale.value)

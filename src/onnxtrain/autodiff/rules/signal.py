@@ -64,7 +64,7 @@ def _axis(node: Node) -> int:
         raise GradientError(
             f"{describe(node.ir)}: the gradient needs a constant axis, but {given.name!r} is computed; make it an "
             "initializer."
-        )
+        ).about(given.name)
     return int(known.reshape(()))
 
 

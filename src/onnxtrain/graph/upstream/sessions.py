@@ -58,7 +58,7 @@ def refuse_crashing_nodes(graph: ir.Graph) -> None:
             raise StepError(
                 f"The Einsum node {node.name!r} ({equation}) has ellipses of {' and '.join(map(str, sorted(ranks)))} "
                 "axes, on which ONNX Runtime crashes; write these axes as letters."
-            )
+            ).about(node.name, got=sorted(ranks))
 
 
 def share_initializers(

@@ -73,7 +73,7 @@ def client_app(
         OptionError: Flower is not installed, or an argument is invalid.
     """
     if epochs < 1:
-        raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
+        raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.").about("epochs", got=epochs)
     client = _Client(model, data, loss, optimizer, epochs, batch_size, validation, metrics, target, dp, options)
     app = flower("flwr.clientapp").ClientApp()
     app.train(mods=list(mods))(client.answering(client.train))

@@ -178,7 +178,7 @@ def _older_strategy(strategy: Any, settings: Mapping[str, Any]) -> dict[str, Any
         raise OptionError(
             f"Secure aggregation hides the weights of single clients, which {type(strategy).__name__} needs; use "
             "FedAvg or FedProx."
-        )
+        ).about(type(strategy).__name__)
     proximal = {"proximal-mu": strategy.proximal_mu} if isinstance(strategy, kinds.FedProx) else {}
 
     def config(round_number: int) -> dict[str, Any]:

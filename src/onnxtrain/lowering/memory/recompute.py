@@ -104,7 +104,7 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str
             raise GradientError(
                 "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
                 f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
-            )
+            ).about("recompute", got=names)
         if pattern != LAYERS and not matches(pattern, *names):
             raise GradientError(no_match("recompute", pattern, "named node", names))
 

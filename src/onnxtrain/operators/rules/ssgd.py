@@ -54,7 +54,9 @@ def check(attributes: Attributes) -> None:
         if not float(attributes[name]) >= 0:
             raise OperatorError(f"SSGD: {name} is {attributes[name]:g}, but must be 0 or more.")
     if any(size < 1 for size in attributes["block"]):
-        raise OperatorError(f"SSGD: block is {attributes['block']}, but each size must be 1 or more.")
+        raise OperatorError(f"SSGD: block is {attributes['block']}, but each size must be 1 or more.").about(
+            "block", got=attributes["block"]
+        )
 
 
 DETAILS = """`Layer` holds the weights w of the variable, computed in float64. With z = X² for l2 and z = |X| for l1,

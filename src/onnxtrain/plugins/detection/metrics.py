@@ -39,7 +39,7 @@ def detection_metric(metric_input: MetricInput, name: str, count: int) -> NamedM
         raise OptionError(
             f"The metric {name} is for boxes, but the loss {metric_input.loss} predicts none; it goes with yolo and "
             "detr."
-        )
+        ).about(name, got=metric_input.loss)
     return NamedMetric(
         name, lambda y_true, y_pred: _measured(y_true, decode(y_pred)), _joined, lambda found: _mean(found, count)
     )

@@ -96,10 +96,12 @@ def _fitting(array: np.ndarray, tensor: TensorProto) -> np.ndarray:
     if array.shape != tuple(tensor.dims):
         raise ModelError(
             f"The initializer {tensor.name!r} has shape {tuple(tensor.dims)}, but its new value {array.shape}."
-        )
+        ).about(tensor.name, got=array.shape, wanted=tuple(tensor.dims))
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise ModelError(f"The initializer {tensor.name!r} is {dtype}, but its new value {array.dtype}; convert it.")
+        raise ModelError(
+            f"The initializer {tensor.name!r} is {dtype}, but its new value {array.dtype}; convert it."
+        ).about(tensor.name, got=array.dtype, wanted=dtype)
     return array.astype(dtype, copy=False)
 
 

@@ -44,7 +44,7 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(
             f"The padding of sparse convolutions does not fit together ({error}); the file is damaged or was changed: "
             "compile the pruned model again."
-        ) from error
+        ).about(got=str(error)) from error
     _read_as_given(made)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:

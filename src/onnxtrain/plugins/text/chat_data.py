@@ -57,16 +57,24 @@ class ChatData(ExampleSource):
 
     def __post_init__(self) -> None:
         if self.train_on not in ("answers", "all"):
-            raise OptionError(f"train_on is {self.train_on!r}; it is 'answers' or 'all'.")
+            raise OptionError(f"train_on is {self.train_on!r}; it is 'answers' or 'all'.").about(
+                "train_on", got=self.train_on
+            )
         for name, value in (("max_length", self.max_length), ("pack", self.pack)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise OptionError(f"{name} is {value!r}; it needs an integer.")
             if value is not None and value < 2:
-                raise OptionError(f"{name} is {value}; it needs at least 2 tokens, one to predict from the other.")
+                raise OptionError(
+                    f"{name} is {value}; it needs at least 2 tokens, one to predict from the other."
+                ).about(name, got=value)
         if self.pack is not None and self.pack > LONGEST_ROW:
-            raise OptionError(f"pack is {self.pack:,}; a row has at most {LONGEST_ROW:,} tokens.")
+            raise OptionError(f"pack is {self.pack:,}; a row has at most {LONGEST_ROW:,} tokens.").about(
+                "pack", got=self.pack, wanted=LONGEST_ROW
+            )
         if self.chat_template is not None and not isinstance(self.chat_template, str | os.PathLike):
-            raise OptionError(f"chat_template is {self.chat_template!r}; it needs the path of a template.")
+            raise OptionError(f"chat_template is {self.chat_template!r}; it needs the path of a template.").about(
+                "chat_template", got=self.chat_template
+            )
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -79,7 +87,7 @@ class ChatData(ExampleSource):
             raise DataError(
                 f"{self.name} holds texts; name the tokenizer of the model: onnxtrain.text.ChatData(path, "
                 "tokenizer='tokenizer.json')."
-            )
+            ).about(self.name)
         tokenizer = ChatTokenizer.open(self.tokenizer, self.chat_template)
         fixed = None if self.pack else _fixed_length(specs)
         limit = self._limit(fixed, tokenizer.longest)
@@ -98,7 +106,9 @@ class ChatData(ExampleSource):
     def _limit(self, fixed: int | None, longest: int | None) -> int | None:
         if fixed is not None:
             if self.max_length is not None and self.max_length > fixed:
-                raise OptionError(f"max_length is {self.max_length}, but the model takes {fixed} tokens.")
+                raise OptionError(f"max_length is {self.max_length}, but the model takes {fixed} tokens.").about(
+                    "max_length", got=self.max_length, wanted=fixed
+                )
             return self.max_length or fixed
         return self.max_length or (None if self.pack else min(LONGEST, longest or LONGEST))
 

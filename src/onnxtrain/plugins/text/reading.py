@@ -65,7 +65,7 @@ def read_texts(source: Any, reading: Reading) -> Any:
     raise DataError(
         f"{source.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
         "logits at a token with the next one, or a loss of your own."
-    )
+    ).about(source.name, got=loss.name)
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:

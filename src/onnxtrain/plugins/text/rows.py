@@ -232,7 +232,9 @@ def read_records(
             source = plain.with_format(None)
         yield from ((f"row {number}", row) for number, row in enumerate(source))
     else:
-        raise DataError(f"the data is {kind_in_words(source)}; it needs a path, a dataset, or a list of rows.")
+        raise DataError(f"the data is {kind_in_words(source)}; it needs a path, a dataset, or a list of rows.").about(
+            "data", got=kind_in_words(source)
+        )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -271,7 +273,9 @@ def _of_csv(file: CsvFile, forms: Sequence[tuple[str, ...]], columns: Sequence[s
     known = [name for name in columns if name in held]
     if not any(set(known).issuperset(form) for form in forms):
         wanted = forms_in_words([form for form in forms if form != ("messages",)])
-        raise DataError(f"{file.name} has the columns {', '.join(held[:8])}; rows of texts need {wanted}.")
+        raise DataError(f"{file.name} has the columns {', '.join(held[:8])}; rows of texts need {wanted}.").about(
+            file.name, got=held, wanted=wanted
+        )
     specs = [TensorSpec(name, np.dtype(object), (None,)) for name in known]
     inputs = file.read(specs, need_target=False)[0]
     texts = [np.asarray(inputs[name]).astype(object) for name in known]

@@ -115,7 +115,7 @@ def text_generator(trainer: TrainedModel, tokenizer: Any = None, chat_template: 
             raise OptionError(
                 f"Samples of text need a model that predicts tokens, but the loss {objective.loss.name} trains scores "
                 "or embeddings; leave samples out."
-            )
+            ).about("samples", got=objective.loss.name)
         config = dataclasses.replace(config, loss=NextToken())
     copies, table = objective.copies, objective.table
     caches = cache_outputs(config.model.training_model().graph)

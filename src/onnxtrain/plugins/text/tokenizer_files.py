@@ -78,7 +78,7 @@ class ChatTokenizer:
             if not _is_unicode(text):
                 raise DataError(
                     f"{row.label} holds half of a character (a surrogate, such as \\ud800), which no token has."
-                )
+                ).about(row.label)
         encoded: list[Encoded | None] = [None] * len(rows)
         for plain in (True, False):  # a template writes the special tokens itself
             own = [index for index, row in enumerate(rows) if (row.messages is None) == plain]
@@ -148,7 +148,7 @@ class ChatTokenizer:
             raise DataError(
                 f"{row.label} is a chat, but the tokenizer has no chat template; name one: "
                 "chat_template='template.jinja'."
-            )
+            ).about(row.label)
         try:
             import jinja2  # noqa: F401 - the process imports it
         except ImportError:
@@ -162,7 +162,9 @@ class ChatTokenizer:
                 speed=_CHARACTERS_PER_SECOND,
             )
         except DataError as error:
-            raise DataError(f"the chat template cannot be used: {str(error).rstrip('.')}.") from error
+            raise DataError(f"the chat template cannot be used: {str(error).rstrip('.')}.").about(
+                "chat_template", got=str(error)
+            ) from error
         return self._process
 
 
@@ -235,7 +237,9 @@ def _read_template(path: Path) -> str:
     try:
         return read_text(path, _TEMPLATE)
     except FileNotFoundError:
-        raise DataError(f"There is no file '{path}'; chat_template needs a template in Jinja.") from None
+        raise DataError(f"There is no file '{path}'; chat_template needs a template in Jinja.").about(
+            "chat_template", got=str(path)
+        ) from None
     except (OSError, RefusedFileError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(f"'{path}' cannot be read as a chat template: {reason}.") from error
@@ -250,7 +254,7 @@ def _chosen_template(setting: Any, label: str) -> str | None:
         if "default" not in setting:
             raise DataError(
                 f"{label} has chat templates named {', '.join(map(repr, setting))}, but none named 'default'."
-            )
+            ).about(label, got=[*setting], wanted="default")
         setting = setting["default"]
     if setting is not None and not isinstance(setting, str):
         raise DataError(f"the chat template of {label} is {kind_in_words(setting)}; it needs a text.")

@@ -254,7 +254,7 @@ class CallbackList(Callback):
             raise CheckpointError(
                 f"The checkpoint was written with the callbacks {list(record)}, now there are {list(here)}; "
                 f"resume with the same callbacks in the same order."
-            )
+            ).about("callbacks", got=[*here], wanted=[*record])
         pairs = list(zip(fixed, fixed_here, strict=True))
         pairs += list(zip(kinds(record, free=True), kinds(here, free=True), strict=False))
         for (_, old), (_, new) in pairs:

@@ -63,7 +63,7 @@ class History(Callback):
         elif path.suffix == ".csv":
             write_csv(path, self.rows)
         else:
-            raise OptionError(f"A history is saved as .json or .csv, not as '{path}'.")
+            raise OptionError(f"A history is saved as .json or .csv, not as '{path}'.").about(str(path))
 
 
 def finite_rows(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float | None]]:

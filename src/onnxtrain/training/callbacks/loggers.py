@@ -30,7 +30,9 @@ def needs(package: str, logger: str) -> None:
 
 def _checked_interval(every: int | None, logger: str) -> int | None:
     if every is not None and every < 1:
-        raise OptionError(f"every of {logger} is {every}; it needs a number of steps of at least 1.")
+        raise OptionError(f"every of {logger} is {every}; it needs a number of steps of at least 1.").about(
+            "every", got=every
+        )
     return every
 
 
@@ -160,7 +162,9 @@ class TensorBoardLogger(Callback):
         try:
             self._writer = EventFileWriter(self.folder)
         except OSError as error:
-            raise OptionError(f"TensorBoardLogger cannot write to {self.folder!r}: {error.strerror}.") from error
+            raise OptionError(f"TensorBoardLogger cannot write to {self.folder!r}: {error.strerror}.").about(
+                self.folder, got=error.strerror
+            ) from error
 
     def on_step_end(self, state: TrainingState) -> None:
         """Write the loss of every n-th step."""

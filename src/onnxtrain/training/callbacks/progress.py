@@ -354,7 +354,9 @@ def display_for(progress: ProgressLike) -> Display | None:
         return Lines()
     if progress == "notebook":
         return Notebook()
-    raise OptionError(f"progress is {progress!r}; it needs 'auto', 'bar', 'notebook', 'lines', True or False.")
+    raise OptionError(f"progress is {progress!r}; it needs 'auto', 'bar', 'notebook', 'lines', True or False.").about(
+        "progress", got=progress
+    )
 
 
 def _in_notebook() -> bool:

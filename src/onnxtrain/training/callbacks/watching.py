@@ -57,7 +57,7 @@ class Watch(Callback):
             raise OptionError(
                 f"{self._what} monitors '{self.monitor}', but the measured values are {', '.join(values)}; "
                 f"monitor one of these, or add validation data or the metric."
-            )
+            ).about("monitor", got=self.monitor, wanted=[*values])
         value = values[self.monitor]
         if math.isnan(value) or math.isnan(values.get("val_loss", 0.0)):
             return False

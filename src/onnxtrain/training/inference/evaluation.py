@@ -188,7 +188,7 @@ class Evaluator:
         if all(total.is_empty for total in losses.values()):
             raise DataError(
                 f"{dataset.name} has nothing to evaluate: all labels are ignored, or all weights of examples are 0."
-            )
+            ).about(dataset.name)
         measured = {name: total.value for name, total in losses.items()}
         if objective.several:
             weights = [head.loss.weight for head in objective.heads]
@@ -393,7 +393,7 @@ def check_answers(heads: Sequence[MetricInput], what: str) -> None:
         raise OptionError(
             f"{what} needs scores over classes, or binary logits, but with the loss {first.loss} predictions "
             f"{kind}; call predict() for the outputs."
-        )
+        ).about(what, got=first.loss)
 
 
 def probabilities(metric_input: MetricInput, scores: Array) -> Array:

@@ -48,7 +48,9 @@ def prediction_table(
     size = len(next(iter(outputs.values())))
     for name, array in outputs.items():
         if not array.ndim or len(array) != size:
-            raise OptionError(f"the output '{name}' has the shape {array.shape}, not one entry for each example.")
+            raise OptionError(
+                f"the output '{name}' has the shape {array.shape}, not one entry for each example."
+            ).about(name, got=array.shape)
     table: Table = {"example": np.arange(size)} if examples is None else {"file": np.array(examples, np.str_)}
     if labels is not None or probabilities:
         name = next(iter(outputs)) if output is None else output
@@ -63,7 +65,7 @@ def _classified(name: str, scores: Array, labels: Sequence[str] | None, kind: Sc
         raise OptionError(
             f"the output '{name}' is {scores.dtype} {list(scores.shape)}; probabilities need scores [examples, "
             "classes]."
-        )
+        ).about(name, got=scores.shape)
     rows = scores.reshape(len(scores), -1).astype(np.float64)
     classes = max(2, rows.shape[1])
     if labels is not None and len(labels) > classes:

@@ -253,7 +253,7 @@ class Structures:
                     raise OptionError(
                         f"Nothing would remain of axis {position} of {value.name!r}, and with it of its layer; "
                         "leave at least one structure of every layer."
-                    )
+                    ).about(value.name, got=position)
         cut = Cut(self.model.graph, kept)
         for change in self._analysis.changes:
             change(cut)
