@@ -80,6 +80,7 @@ def copy(tmp_path: Path) -> Path:
         "conftest",
         "public_calls",
         "sampling",
+        "sentences",
         "test_names_page",
         "test_option_docs",
         "test_types",
@@ -89,6 +90,7 @@ def copy(tmp_path: Path) -> Path:
         "CHANGELOG.md",
         "CONTRIBUTING.md",
         "README.md",
+        "tests/sentences.toml",
         *(f"tests/{name}.py" for name in tests),
     ):
         shutil.copy(ROOT / file, tmp_path / file)
