@@ -1,8 +1,8 @@
 """The model that adapters belong to: find the layers of an adapter in it, check that it is the one, write adapters.
 
-The checkpoint may have a layer in another form than the ONNX model: packed with others, or renamed. PEFT leaves out
-adapters of modules that the checkpoint lacks, in silence. onnxruntime-genai's builder splits the packed layers of
-Phi 3, and packs those of Llama.
+The checkpoint may have a layer in another form than the ONNX model: packed with others, or under another name. PEFT
+leaves out adapters of modules that the checkpoint lacks, in silence. onnxruntime-genai's builder splits the packed
+layers of Phi 3, and packs those of Llama.
 """
 
 from __future__ import annotations
@@ -48,14 +48,10 @@ class BaseModel:
         return self.fit(read_adapter(path), str(path))
 
     def fit(self, adapter: Adapter, label: str) -> tuple[Adapter, list[Target]]:
-        """Return the adapter with its entries renamed to the model's layers, and the target of each entry.
+        """Return the adapter with its entries under the names of the model's layers, and the target of each entry.
 
         An entry matches the layer whose adapter has this name, the only layer that is also called so, or the only one
         whose path ends with the entry's name or the reverse: exporters wrap models into others.
-
-        Raises:
-            ModelError: An entry matches no layer, or a layer of another size; a tensor that was trained in full matches
-                no initializer, or one of another shape; the adapter was made for another model.
         """
         architecture = self._architecture(adapter.checkpoint)
         adapter = fit_tensors(adapter, self.graph, self.layers, architecture, label)

@@ -168,7 +168,7 @@ def for_peft(
         if is_float(value)
     }
     found: dict[str, Array] = {}
-    renamed: dict[str, str] = {}
+    saved_as: dict[str, str] = {}
     for name, array in adapter.tensors.items():
         tensors = [tensor for tensor in known.get(name, ()) if not tensor.is_numbered]
         if not tensors or {tensor.kind for tensor in tensors} != {tensor.kind for tensor in known[name]}:
@@ -181,11 +181,11 @@ def for_peft(
         given = adapter.aliases.get(name, ())
         for index, tensor in enumerate(tensors):
             saved_name = given[index] if len(given) == len(tensors) else tensor.names[0]
-            renamed[tensor.module] = saved_name.rpartition(".")[0]
+            saved_as[tensor.module] = saved_name.rpartition(".")[0]
             found[saved_name] = tensor.in_checkpoint(array)
     wrapped = {entry.alias or name for name, entry in adapter.entries.items()}
     checkpoint = adapter.checkpoint.for_layers(wrapped)
-    saved = {checkpoint.saved_module(module): module for module in renamed.values() if module not in wrapped}
+    saved = {checkpoint.saved_module(module): module for module in saved_as.values() if module not in wrapped}
 
     def is_saved(module: str) -> bool:
         return checkpoint.is_head(module) or any(module == one or module.startswith(f"{one}.") for one in saved)
@@ -200,7 +200,7 @@ def for_peft(
     for name, tensors in known.items():
         value = graph.initializers[name]
         for tensor in (tensor for tensor in tensors if not tensor.is_numbered):
-            module = renamed.get(tensor.module, tensor.module.removeprefix(prefix))
+            module = saved_as.get(tensor.module, tensor.module.removeprefix(prefix))
             if is_saved(module):
                 own[f"{module}.{tensor.word}"] = tensor.in_checkpoint()
                 left_out |= _siblings(tensor, module, layers)

@@ -68,11 +68,11 @@ def _expand_node(forward: Forward, node: ir.Node, op: Builder) -> list[ir.Node] 
     """Replace a node by its body; return the body's nodes, or ``None`` without a body."""
     body = find_body(node, forward.opsets, forward.functions)
     if body is not None:
-        return expand(node, body, forward.renamed, forward.functions)
+        return expand(node, body, forward.replaced, forward.functions)
     written = find_registered_body(node.op_type, node.domain)
     if written is None:
         return None
-    return expand_registered(node, written, op.before(node, sharing=True), forward.renamed)
+    return expand_registered(node, written, op.before(node, sharing=True), forward.replaced)
 
 
 def _missing_inside(forward: Forward, node: ir.Node, active: Collection[ir.Value]) -> list[ir.Node]:
@@ -204,7 +204,7 @@ def _since(operator: str, version: int) -> int:
 def expand(
     node: ir.Node,
     body: ir.Function,
-    renamed: dict[ir.Value, ir.Value],
+    replaced: dict[ir.Value, ir.Value],
     functions: Collection[ir.OperatorIdentifier] = (),
 ) -> list[ir.Node]:
     """Replace a node that calls a function by the function's nodes."""
@@ -233,12 +233,12 @@ def expand(
             infer_outputs(identity)
             new.append(identity)
             result = identity.outputs[0]
-        _replace_output(old, result, renamed)
+        _replace_output(old, result, replaced)
     graph.remove(node, safe=True)
     return new
 
 
-def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.Value, ir.Value]) -> list[ir.Node]:
+def expand_registered(node: ir.Node, body: Body, op: Builder, replaced: dict[ir.Value, ir.Value]) -> list[ir.Node]:
     """Replace a node by the nodes that its registered body emits."""
     graph = node.graph
     assert graph is not None
@@ -252,7 +252,7 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
         if result is None:
             continue
         # A value of its own: the body may pass an input through.
-        _replace_output(old, op.Identity(result).ir, renamed)
+        _replace_output(old, op.Identity(result).ir, replaced)
     graph.remove(node, safe=True)
     return op.emitted
 
@@ -267,8 +267,8 @@ def _prefix(node: ir.Node) -> str:
     return f"{node.name or node.op_type}/{given}"
 
 
-def _replace_output(old: ir.Value, new: ir.Value, renamed: dict[ir.Value, ir.Value]) -> None:
-    renamed[old], name = new, old.name
+def _replace_output(old: ir.Value, new: ir.Value, replaced: dict[ir.Value, ir.Value]) -> None:
+    replaced[old], name = new, old.name
     new.type = new.type if old.type is None else old.type
     new.shape = new.shape if old.shape is None else old.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)

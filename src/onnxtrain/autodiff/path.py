@@ -96,7 +96,7 @@ class Forward:
     opsets: Mapping[str, int]
     functions: Mapping[ir.OperatorIdentifier, ir.Function]
     straight_through: bool = False
-    renamed: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    replaced: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: ir.Model, *, straight_through: bool = False) -> Forward:
@@ -114,8 +114,8 @@ class Forward:
 
     def current(self, value: ir.Value) -> ir.Value:
         """The value that replaces a value after functions were expanded."""
-        while value in self.renamed:
-            value = self.renamed[value]
+        while value in self.replaced:
+            value = self.replaced[value]
         return value
 
     def entry(self, node: ir.Node) -> registry.Entry | None:

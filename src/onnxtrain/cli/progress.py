@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 class Progress(progress.Progress):
-    """Shows a training on the terminal.
-
-    Args:
-        trainer: The trainer.
-        name: Name of the model.
-        display: "lines", or "auto": a bar on a terminal, else lines.
-    """
+    """Shows a training on the terminal."""
 
     def __init__(self, trainer: Trainer, *, name: str, display: str = "auto") -> None:
         self._console = terminal.console()

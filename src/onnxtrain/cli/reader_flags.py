@@ -46,16 +46,7 @@ class DataFlags:
     length: int | None = flag(None, "Text: tokens per example.  [default: the model's or longest]", metavar="TOKENS")
 
     def source(self, path: str, loss: str | None = None) -> Any:
-        """Return the data of a path, read with these settings.
-
-        Args:
-            path: The data.
-            loss: The loss as given; with ``next_token`` texts are rows of a language model, with others they are
-                compared.
-
-        Raises:
-            OptionError: A setting is for another kind of data.
-        """
+        """Return the data of a path, read with these settings."""
         from onnxtrain.data import CsvFile, ImageFolder, TarFile, TextFile
         from onnxtrain.data.csv_file import CSV_SUFFIXES
         from onnxtrain.data.images import is_image_folder
@@ -80,11 +71,7 @@ class DataFlags:
         return None
 
     def held_out(self, validation: str | None, loss: str | None = None) -> Any:
-        """Return validation data with these settings, or the fraction to hold out.
-
-        Raises:
-            DataError: The text is neither.
-        """
+        """Return validation data with these settings, or the fraction to hold out."""
         if validation is None:
             return None
         if Path(validation).exists():
@@ -113,12 +100,7 @@ class FitFlags:
     """Base of flags that plugins add to ``fit`` (:func:`onnxtrain.register_flags`)."""
 
     def callbacks(self, reading: DataFlags, shown: Progress) -> list[Callback]:
-        """Return the callbacks that the flags ask for.
-
-        Args:
-            reading: The flags of the readers.
-            shown: The progress, which can show lines.
-        """
+        """Return the callbacks that the flags ask for."""
         return []
 
 

@@ -328,7 +328,7 @@ def check_columns(columns: Sequence[Column], data: str, *, whole: bool = False) 
         if whole and column.spec.table_rows is not None and not column.array.size:
             raise DataError(
                 f"{data} has no tokens: {column.subject} has shape {column.array.shape}; a row needs at least one."
-            )
+            ).about(column.subject, got=column.array.shape)
     check_symbols((column.spec, column.array.shape, column.subject) for column in columns)
     return len(rows[0].array)
 

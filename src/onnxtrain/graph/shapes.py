@@ -165,9 +165,6 @@ def _resolve_symbols(graph: ir.Graph) -> bool:
     """Replace made-up symbols by the sizes or symbols that they are equal to, in place.
 
     Requires: a sorted graph whose shapes ONNX has inferred. Ensures: shapes are the same or more specific.
-
-    Returns:
-        True if any symbol was replaced, so that another inference may find more.
     """
     resolver = _Resolver()
     for node in graph:

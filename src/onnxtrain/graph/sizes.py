@@ -116,13 +116,7 @@ def computed_content(
     content: Callable[[ir.Value | None], Content | None],
     shape: Callable[[ir.Value | None], Sequence[Dimension] | None],
 ) -> Content | None:
-    """Return the elements of the small integer tensor that a standard node computes, as its inputs determine them.
-
-    Args:
-        node: The node.
-        content: The elements of an input, if they are known.
-        shape: The sizes of an input, if they are known.
-    """
+    """Return the elements of the small integer tensor that a standard node computes, as its inputs determine them."""
     rule, dtype = _RULES.get(node.op_type), node.outputs[0].dtype
     if rule is None or node.domain or (dtype is not None and not dtype.is_integer() and dtype != ir.DataType.BOOL):
         return None

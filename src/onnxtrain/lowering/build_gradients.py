@@ -41,12 +41,6 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> It
     of a softmax, the softmax's gradient reads the replacement.
 
     Requires: a sorted graph. Ensures: a sorted graph without Gradient nodes; fused operators are still nodes.
-
-    Yields:
-        The nodes that carry a gradient, as soon as they are in the graph.
-
-    Raises:
-        GradientError: A name does not exist, an x determines another, operators have no rule.
     """
     _check_nested(model)
     options = GradientOptions.read(model.metadata_props)

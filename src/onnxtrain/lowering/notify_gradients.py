@@ -67,7 +67,7 @@ def _put_in_order(graph: ir.Graph, announcing: Sequence[ir.Node]) -> None:
 
 
 def _without_copy(graph: ir.Graph, output: ir.Value) -> ir.Value:
-    """Return the value that an output copies, renamed to replace it, unless it is an output or input itself."""
+    """Return the value that an output copies, under the output's name, unless it is an output or input itself."""
     node = made_by(output, "Identity")
     if node is None:
         return output

@@ -38,9 +38,6 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
     that defines an operator of the same domain and name has precedence: its calls stay.
 
     Requires: a graph without Gradient nodes. Ensures: a sorted graph without dead nodes.
-
-    Raises:
-        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     _inline_functions(model)
     domains = {entry.schema.domain for entry in OPTIMIZERS.values()}
@@ -107,9 +104,6 @@ def lower_without_kernel(model: ir.Model) -> ir.Model:
     """Replace the optimizer nodes without a native kernel, such as SSGD with a registered measure, in place.
 
     Requires: a graph without Gradient nodes. Ensures: a sorted graph; without such nodes nothing changes.
-
-    Raises:
-        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     optimizers = _optimizers(model)
     kept = frozenset(node for node in optimizers if has_kernel(node))
@@ -124,9 +118,6 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     float and double are not returned.
 
     Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
-
-    Raises:
-        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     candidates = {
         node: schema
@@ -181,9 +172,6 @@ def check_states(graph: ir.Graph) -> None:
     """Refuse states in 8 bits outside the update of a kernel.
 
     Requires: a graph after the passes that move states into updates. Ensures: it is unchanged and has no such states.
-
-    Raises:
-        OperatorError: A node decodes or encodes them.
     """
     for node in graph:
         if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (DECODE, ENCODE):

@@ -76,20 +76,6 @@ def lower_graph(
 
     Requires: a sorted graph with the wanted outputs. Ensures: a sorted graph of standard operators that any runtime
     runs; with ``kernels`` also of operators that the native library has.
-
-    Args:
-        model: A working copy. Its metadata holds the options of gradients
-            (:class:`~onnxtrain.autodiff.options.GradientOptions`).
-        kernels: True if the session loads the native kernels.
-        derivative: A derivative to append as graph outputs ``{x}_grad``.
-        portable: The provider that the graph is for, where it is not the CPU.
-        updates: The optimizers that stay nodes although the rest is standard operators, since the session loads kernels
-            of theirs for its provider (:mod:`onnxtrain.runtime.native`).
-
-    Raises:
-        GradientError: A gradient cannot be built; matmuls are to be computed in bfloat16, which standard operators
-            do not.
-        OperatorError: An optimizer node has inputs, outputs or attributes that its operator does not accept.
     """
     graph = model.graph
     options = GradientOptions.read(model.metadata_props)

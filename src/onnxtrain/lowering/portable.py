@@ -99,9 +99,6 @@ def target_webgpu(model: ir.Model) -> None:
 
     Requires: a graph without functions, and without batch normalization in training mode. Ensures: a graph without
     float64 that the provider runs.
-
-    Raises:
-        OptionError: The model itself is float64, or it needs those indices.
     """
     if any(value.dtype == ir.DataType.BFLOAT16 for value in model.graph.inputs):
         raise OptionError(
@@ -127,9 +124,6 @@ def _use_single_precision(model: ir.Model) -> None:
     float32 a step differs by some units in the last place of the update.
 
     Requires: a graph without functions. Ensures: a graph without float64.
-
-    Raises:
-        OptionError: The model itself is float64.
     """
     graph = model.graph
     for value in (*graph.inputs, *graph.outputs):

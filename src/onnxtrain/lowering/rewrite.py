@@ -52,10 +52,6 @@ class Rewrite:
 
     Requires: a sorted graph with types and shapes. Ensures: the same; new nodes are where the last of the old ones was;
     values that graph outputs or Gradient nodes name stay, and so do their dependents.
-
-    Args:
-        *rules: The rules, in order.
-        sort: True to sort a changed graph, where nodes may then read values of later ones.
     """
 
     def __init__(self, *rules: Rule, sort: bool = False) -> None:
@@ -107,7 +103,7 @@ class Context:
 
 
 def _apply(rule: Rule, context: Context, backward: Backward | None) -> bool:
-    graph, gone, renamed = context.graph, dict[ir.Node, None](), dict[ir.Value, ir.Value]()
+    graph, gone, replaced = context.graph, dict[ir.Node, None](), dict[ir.Value, ir.Value]()
     changed = False
 
     def check(match: Match) -> str | None:
@@ -127,12 +123,12 @@ def _apply(rule: Rule, context: Context, backward: Backward | None) -> bool:
         gone.update(_detach_unread(graph, match.nodes, context.named))
         if backward is not None:
             backward.nodes += op.emitted
-            renamed |= pairs
+            replaced |= pairs
         changed = True
     graph.remove(gone)  # at once: every removal looks at all outputs of the graph
     if backward is not None:
         lost = {output for node in gone for output in node.outputs}
-        backward.arriving = {renamed.get(value, value) for value in backward.arriving} - lost
+        backward.arriving = {replaced.get(value, value) for value in backward.arriving} - lost
     return changed
 
 

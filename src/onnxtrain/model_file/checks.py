@@ -338,7 +338,7 @@ def _check_ports(label: str, proto: ModelProto) -> None:
     if twice := _repeated(value.name for value in proto.graph.output):
         raise ModelError(
             f"{label} has several outputs named {twice}; names must be unique: export the model again."
-        ).about(label)
+        ).about(label, got=twice)
     for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.elem_type:

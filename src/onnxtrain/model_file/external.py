@@ -311,7 +311,7 @@ def _close(held: dict[Path, int]) -> None:
 
 
 class DataTensor(ir.ExternalTensor):
-    """An external tensor of a working copy, whose data file may be renamed by a save."""
+    """An external tensor of a working copy, whose data file may get another name by a save."""
 
     __slots__ = ("_read", "_where", "raw_bytes")
 
@@ -361,14 +361,6 @@ def with_external_data(
     """Load external data into a model, in place, and return the model.
 
     A result of more than 2 GiB cannot be written as one file; use ``onnx.save(..., save_as_external_data=True)``.
-
-    Args:
-        proto: The model.
-        folder: Folder of its data files; ``None`` where it is unknown.
-        read: Returns the data of a tensor; by default it is read from the folder.
-
-    Raises:
-        ModelError: A file is missing, too short or outside the folder.
     """
     files = DataFiles()
     for tensor in external_tensors(proto):

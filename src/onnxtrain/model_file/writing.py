@@ -164,11 +164,11 @@ class PendingFile:
     target: Path
     file: BinaryIO
     number: int
-    is_renamed: bool = False
+    has_final_name: bool = False
 
 
 class AtomicFiles:
-    """Several files that are renamed to their final names together, once all are complete.
+    """Several files that get their final names together, once all are complete.
 
     Example:
         >>> import tempfile
@@ -208,7 +208,7 @@ class AtomicFiles:
 
     @contextlib.contextmanager
     def create_data(self, folder: Path, location: str) -> Iterator[PendingFile]:
-        """Open a data file of the output that was created last; it is renamed before the outputs."""
+        """Open a data file of the output that was created last; it gets its final name before the outputs."""
         output = self._outputs[-1]
         assert output.final is not None
         target = folder / location
@@ -244,14 +244,14 @@ class AtomicFiles:
             finally:
                 for pending in (*self._data, *self._outputs):
                     with contextlib.suppress(OSError):  # closing flushes the buffer, for which a full disk has no room
-                        if not pending.is_renamed:
+                        if not pending.has_final_name:
                             pending.temporary.unlink(missing_ok=True)
                         pending.file.close()
                 self._data.clear()
                 self._outputs.clear()
 
     def _rename(self) -> None:
-        """Rename all files; where one cannot be renamed, remove the data files that were."""
+        """Give all files their final names; where one cannot get it, remove the data files that have theirs."""
         try:
             for pending in (*self._data, *self._outputs):
                 if pending.final is None:
@@ -260,21 +260,21 @@ class AtomicFiles:
                     self._flush_folders()  # the files before it are on the disk before its name is
                 with explained(pending.target):
                     os.replace(pending.temporary, pending.final)
-                pending.is_renamed = True
+                pending.has_final_name = True
                 if pending in self._outputs:
                     note_written(pending.target)
             self._flush_folders()
         except BaseException:
-            if not any(pending.is_renamed for pending in self._outputs):
+            if not any(pending.has_final_name for pending in self._outputs):
                 for pending in self._data:
-                    if pending.is_renamed and pending.final is not None:
+                    if pending.has_final_name and pending.final is not None:
                         pending.final.unlink(missing_ok=True)
             raise
 
     def _flush_folders(self) -> None:
         """Make renames survive a power failure, where folders can be flushed."""
-        renamed = (pending for pending in (*self._data, *self._outputs) if pending.is_renamed)
-        for folder in {pending.final.parent for pending in renamed if pending.final is not None}:
+        final = (pending for pending in (*self._data, *self._outputs) if pending.has_final_name)
+        for folder in {pending.final.parent for pending in final if pending.final is not None}:
             with contextlib.suppress(OSError):
                 descriptor = os.open(folder, os.O_RDONLY)
                 try:

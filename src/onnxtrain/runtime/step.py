@@ -252,19 +252,7 @@ class Session:
 
 
 def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = False, bind: bool = False) -> Session:
-    """Create an onnxruntime session for a working graph.
-
-    Args:
-        model: The graph.
-        options: Threads, providers, memory.
-        kernels: Whether the graph contains nodes with native kernels.
-        bind: Whether frozen tensors may become inputs that :meth:`Session.io_binding` binds; the session then runs
-            with bindings only.
-
-    Raises:
-        ModelError: External data is missing.
-        StepError: onnxruntime refuses the graph.
-    """
+    """Create an onnxruntime session for a working graph."""
     import onnxruntime
 
     refuse_crashing_nodes(model.graph)

@@ -255,9 +255,6 @@ class TrainingConfig:
 
     :meth:`of` makes it from the arguments of :class:`onnxtrain.Trainer`. The documentation of an option is
     ``metadata["doc"]`` of its field; ``tools/option_docs.py`` writes it into the docstring of ``Trainer``.
-
-    Raises:
-        OptionError: A field has a value that it cannot have.
     """
 
     model: ModelFile = option(
@@ -491,12 +488,7 @@ class TrainingConfig:
         optimizer: Optimizer | str | None = None,
         **options: Unpack[Options],
     ) -> Self:
-        """Read the model and convert a caller's arguments.
-
-        Raises:
-            ModelError: The model cannot be read.
-            OptionError: An argument has a value that it cannot have.
-        """
+        """Read the model and convert a caller's arguments."""
         fields: dict[str, Any] = {
             "model": untied(
                 ModelFile.load(model, lent=True),

@@ -285,11 +285,7 @@ class Reading:
         return cls(objective.heads[0].loss if objective.heads else None, folder)
 
     def read(self, source: Any) -> Any:
-        """Return data of plugins' kinds as examples, and other data as they are.
-
-        Raises:
-            DataError: The data cannot be read, or do not fit the loss.
-        """
+        """Return data of plugins' kinds as examples, and other data as they are."""
         for reader in READERS.values():
             source = reader(source, self)
         return source

@@ -64,11 +64,7 @@ def _standard_name(node: Node) -> str:
 
 
 def settings(node: Node) -> dict[str, Any]:
-    """Attributes of the fused operator for a standard node.
-
-    Raises:
-        GradientError: An activation function is unknown.
-    """
+    """Attributes of the fused operator for a standard node."""
     functions = _functions(node)
     return node.attributes(*_ATTRIBUTES) | {
         "activations": " ".join(function.name for function in functions),

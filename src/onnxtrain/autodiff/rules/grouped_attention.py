@@ -49,10 +49,6 @@ def group_query_attention(node: Node) -> list[Value | None]:
     Query, key and value are [b, s, heads n], or packed in the query, [b, s, (heads + 2 kv_heads) n]. With
     ``do_rotary`` they are rotated by their positions. A KV cache [b, kv_heads, p, n] precedes them, with
     seqlens_k + 1 - s valid rows for each sequence.
-
-    Raises:
-        GradientError: The KV cache is quantized or as long as its window, the scores are an output, the node normalizes
-            queries and keys, or it reads lengths of queries.
     """
     op = node.op
     refuse(

@@ -94,9 +94,6 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
     """(s_t, y_t) = f(t, s_t-1, c) while a condition holds: ds_t-1 = fᵀ(ds_t, dy_t) backwards; dc = sum.
 
     A state may be a sequence, whose gradient is a sequence, or a tensor that grows or shrinks.
-
-    Raises:
-        GradientError: A state is an optional value.
     """
     graph = node.ir.attributes["body"].as_graph()
     states, next_states = list(graph.inputs[2:]), list(graph.outputs[1 : len(graph.inputs) - 1])

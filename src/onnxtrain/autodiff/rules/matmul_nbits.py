@@ -38,11 +38,7 @@ class PackedWeight(NamedTuple):
 
     @classmethod
     def of(cls, node: ir.Node) -> PackedWeight:
-        """Read the layout from the attributes of a node.
-
-        Raises:
-            GradientError: An attribute is missing or out of range.
-        """
+        """Read the layout from the attributes of a node."""
         found = {
             name: node.attributes[name].as_int() for name in ("K", "N", "bits", "block_size") if name in node.attributes
         }
@@ -134,11 +130,7 @@ def matmul_nbits_body(node: Node) -> list[Value | None]:
 
 @register_body("GatherBlockQuantized", domain=MICROSOFT_DOMAIN)
 def gather_block_quantized(node: Node) -> list[Value | None]:
-    """y = ((integers - zero points) scales)[indices], with a scale for each block along an axis.
-
-    Raises:
-        GradientError: The table's sizes are not known.
-    """
+    """y = ((integers - zero points) scales)[indices], with a scale for each block along an axis."""
     op, data, scales, zeros = node.op, node.x, node.input_required(2), node.input(3)
     bits, block = int(node.attribute("bits", 4)), int(node.attribute("block_size", 128))
     packed = data.dtype == ir.DataType.UINT8
@@ -176,9 +168,6 @@ def matmul_nbits(node: Node, dy: Value) -> Gradients:
     """y = x wᵀ + b: dx = dy w, db = dy summed over all rows; ds = dw (integer - zero), dz = -dw s with dw = dyᵀ x.
 
     Half precision is multiplied in single precision.
-
-    Raises:
-        GradientError: The node has groups by index (``g_idx``).
     """
     _refuse_group_index(node)
     op, x, scales, zeros, bias = node.op, node.x, node.input_required(2), node.input(3), node.input(5)

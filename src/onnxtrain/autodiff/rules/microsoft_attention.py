@@ -27,11 +27,7 @@ class _Heads(NamedTuple):
 
 @register_body("Attention", domain=DOMAIN)
 def attention(node: Node) -> list[Value | None]:
-    """y = softmax(Q Kᵀ scale + mask) V per head, with [Q K V] = X W + b; K and V follow the KV cache.
-
-    Raises:
-        GradientError: The node embeds positions by rotation, or shares one buffer between past and present.
-    """
+    """y = softmax(Q Kᵀ scale + mask) V per head, with [Q K V] = X W + b; K and V follow the KV cache."""
     op, bias, past = node.op, node.input(2), node.input(4)
     refuse(node, bool(node.attribute("do_rotary", 0)), "rotary embedding inside")
     refuse(node, bool(node.attribute("past_present_share_buffer", 0)), "one buffer for past and present")
@@ -61,9 +57,6 @@ def multi_head_attention(node: Node) -> list[Value | None]:
 
     Query, key and value are [b, s, heads n], or packed in one [b, s, heads, 3, n], or key and value in one
     [b, s, heads, 2, n]; key and value may also be in heads already, [b, heads, s, n].
-
-    Raises:
-        GradientError: The node shares one buffer between past and present.
     """
     op, bias, heads = node.op, node.input(3), int(node.attribute("num_heads"))
     refuse(node, node.input(8) is not None or node.input(9) is not None, "one buffer for past and present")

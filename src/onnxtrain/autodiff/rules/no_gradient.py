@@ -90,11 +90,7 @@ def stopped(op: Builder, x: Value) -> Value:
 
 
 def infer_stopped(node: ir.Node) -> bool:
-    """Copy the type and shape of x to the output of StopGradient, which files of training models may have.
-
-    Returns:
-        True if the output got one that was unknown before.
-    """
+    """Copy the type and shape of x to the output of StopGradient, which files of training models may have."""
     if (node.domain, node.op_type) != (ONNXTRAIN_DOMAIN, _STOP) or (x := node.inputs[0]) is None:
         return False
     output, learned = node.outputs[0], False

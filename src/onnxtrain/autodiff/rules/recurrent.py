@@ -60,11 +60,7 @@ _NAMES = {name.lower(): name for name in _PARAMETERS}
 
 
 def activations(node: Node, default: Sequence[str], directions: int) -> list[list[Activation]]:
-    """The activation functions of each direction; alpha and beta go to the functions that have them, in order.
-
-    Raises:
-        GradientError: A function is unknown.
-    """
+    """The activation functions of each direction; alpha and beta go to the functions that have them, in order."""
     names = node.attribute("activations") or list(default) * directions
     if isinstance(names, str):  # of a fused operator: names in one string, alpha and beta for every function
         numbers = [node.attribute(f"activation_{kind}") for kind in ("alpha", "beta")]
@@ -114,11 +110,7 @@ def _by_direction(found: list[Activation], count: int) -> list[list[Activation]]
 def scan(
     op: Builder, initial: Sequence[Value], sequences: Sequence[Value], step: Step, *, reverse: bool
 ) -> list[Value]:
-    """Emit a Scan over the first axis of some sequences, in either direction.
-
-    Returns:
-        The final states, then the stacked results, in the order of the sequences.
-    """
+    """Emit a Scan over the first axis of some sequences, in either direction."""
     body = op.body([], "step")
     states = [_input(body, value, value.shape) for value in initial]
     items = [_input(body, value, None if value.shape is None else value.shape[1:]) for value in sequences]

@@ -51,11 +51,7 @@ def rotary_embedding_of_microsoft(node: Node, dy: Value) -> Gradients:
 
 @register_fused("RotaryEmbedding", domain=DOMAIN, has_kernel=in_single_precision)
 def rotary_embedding_body(node: Node) -> list[Value | None]:
-    """y = pairs of x, rotated by the angles of their positions; x is [b, s, heads n] or [b, heads, s, n].
-
-    Raises:
-        GradientError: Several sequences of different lengths are packed in one.
-    """
+    """y = pairs of x, rotated by the angles of their positions; x is [b, s, heads n] or [b, heads, s, n]."""
     op, x, divided = node.op, node.x, node.rank() == 4
     refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
     caches = node.input_required(2), node.input_required(3)

@@ -41,11 +41,7 @@ def mixed_two_bits(graph: ir.Graph) -> list[str]:
 
 
 def refuse_crashing_nodes(graph: ir.Graph) -> None:
-    """Refuse nodes that crash ONNX Runtime instead of raising ("ellipses of different ranks").
-
-    Raises:
-        StepError: An Einsum has ellipses of different ranks.
-    """
+    """Refuse nodes that crash ONNX Runtime instead of raising ("ellipses of different ranks")."""
     for node in graph:
         if node.op_type != "Einsum" or node.domain:
             continue
@@ -68,17 +64,7 @@ def share_initializers(
     *,
     shared: bool = True,
 ) -> list[Any]:
-    """Let a session use initializers without a copy ("copies of external initializers").
-
-    Args:
-        settings: The options of the session.
-        arrays: Memory by name: unsigned integers of the size of an element, or the result of :func:`packed`.
-        dtypes: Element types.
-        shared: True if the session reads this memory itself, instead of a copy.
-
-    Returns:
-        The objects that must live as long as the session.
-    """
+    """Let a session use initializers without a copy ("copies of external initializers")."""
     values = in_place(arrays, dtypes)
     if values:
         settings.add_external_initializers(list(arrays), values)

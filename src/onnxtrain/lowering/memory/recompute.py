@@ -91,9 +91,6 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str
     """Refuse patterns that match no node name.
 
     Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged; each pattern matches a name.
-
-    Raises:
-        GradientError: A pattern matches no name.
     """
     if not patterns:
         return

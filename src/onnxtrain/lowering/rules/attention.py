@@ -160,15 +160,15 @@ def _emit(op: Builder, match: Match) -> None:
 
 def _replace(op: Builder, y: ir.Value, result: ir.Value, named: set[str]) -> None:
     """Replace y by the result: directly where y is transposed to its layout, else through a Transpose."""
-    graph, renamed = op.graph, False
+    graph, taken_over = op.graph, False
     for node in list(transposes(y, named)):
         order, output, source = composed(_HEADS_SECOND, order_of(node, _RANK)), node.outputs[0], node.inputs[0]
         if not is_identity(order):
             node.replace_input_with(0, result)
             node.attributes["perm"] = ir.AttrInt64s("perm", order)
-        elif not renamed:
+        elif not taken_over:
             take_over(graph, {output: result})
-            renamed = True
+            taken_over = True
         elif not output.is_graph_output():
             substitute(graph, {output: result})
         between = producer_of(source)

@@ -31,9 +31,6 @@ def counter_based_dropout(model: ir.Model) -> None:
     stay, and so do all nodes where the metadata names no counters, as in training models of other tools.
 
     Requires: a sorted graph. Ensures: a sorted graph.
-
-    Raises:
-        ModelError: The metadata entry is not a list of names.
     """
     entry = model.metadata_props.pop(COUNTERS_KEY, "[]")
     names = read_texts(entry)

@@ -180,7 +180,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
     Requires: a graph whose inputs have types. Ensures: the nodes of a body are where their node was; their readers have
     types. ONNX infers no types for ONNX Runtime's own operators.
     """
-    renamed = dict[ir.Value, ir.Value]()
+    replaced = dict[ir.Value, ir.Value]()
     emitted = set(backward.nodes)
     main = Builder(model.graph)
     graphs = [model.graph, *model.graph.subgraphs()]
@@ -197,7 +197,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
             assert body is not None
             op = main.before(node)
             try:
-                written = expand_registered(node, body, op, renamed)
+                written = expand_registered(node, body, op, replaced)
             except GradientError:
                 if node.domain == ONNXTRAIN_DOMAIN or node in emitted:
                     raise
@@ -208,7 +208,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
                 graphs += [inner, *inner.subgraphs()]
             if node in emitted:  # other nodes belong to the model, or to the body of an emitted node
                 backward.nodes += written
-    backward.arriving = {renamed.get(value, value) for value in backward.arriving}
+    backward.arriving = {replaced.get(value, value) for value in backward.arriving}
     forget_unused_domains(model, (ONNXTRAIN_DOMAIN,))
 
 

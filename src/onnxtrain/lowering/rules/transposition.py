@@ -12,14 +12,7 @@ from onnxtrain.graph.value import Dimension, Order, dimensions, order_of
 
 
 def transposed(op: Builder, value: ir.Value, order: Sequence[int], named: Collection[str]) -> Value:
-    """Return a transposed value, in one Transpose together with those before it, or in none.
-
-    Args:
-        op: The builder.
-        value: The value to transpose.
-        order: For each axis of the result, the axis of the value.
-        named: Names of values that a Gradient node reads; transpositions before them stay.
-    """
+    """Return a transposed value, in one Transpose together with those before it, or in none."""
     view = _View(value, tuple(order))
     for earlier in _earlier(view, named):
         moved = earlier.shape is None or (earlier.order != view.order and earlier.target() is not None)

@@ -127,10 +127,10 @@ def with_computed_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Comp
     if not arrays:
         return proto, {}
     made = Edited(proto)
-    renamed = {name: made.constant(f"{name}.computed", array) for name, array in arrays.items()}
+    constants = {name: made.constant(f"{name}.computed", array) for name, array in arrays.items()}
     for node in made.graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-    return made.proto, {renamed[name]: (name, array) for name, array in arrays.items()}
+        node.input[:] = [constants.get(name, name) for name in node.input]
+    return made.proto, {constants[name]: (name, array) for name, array in arrays.items()}
 
 
 def as_stored(proto: onnx.ModelProto, computed: Computed) -> onnx.ModelProto:

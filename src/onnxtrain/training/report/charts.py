@@ -12,7 +12,6 @@ import importlib.util
 import io
 import itertools
 import math
-import re
 import xml.etree.ElementTree as Tree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -469,7 +468,7 @@ def _draw(axes: Axes, element: Tree.Element, inherited: Mapping[str, str], left:
         points = [tuple(map(float, pair.split(","))) for pair in given["points"].split()]
         axes.plot([left + at[0] for at in points], [top + at[1] for at in points], **stroke)
     elif kind == "text":
-        turned = re.search(r"rotate\((-?[\d.]+)", given.get("transform", ""))
+        turned = given.get("transform", "").partition("rotate(")[2].partition(" ")[0]
         axes.text(
             x,
             y,
@@ -478,7 +477,7 @@ def _draw(axes: Axes, element: Tree.Element, inherited: Mapping[str, str], left:
             fontsize=number("font-size", 12) * 72 / _INCH,
             fontweight="bold" if "font-weight" in given else "normal",
             ha={"middle": "center", "end": "right"}.get(given.get("text-anchor", ""), "left"),
-            rotation=0.0 if turned is None else -float(turned[1]),
+            rotation=-float(turned or 0),
             rotation_mode="anchor",
         )
     if kind in ("svg", "g"):

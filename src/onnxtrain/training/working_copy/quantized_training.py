@@ -215,9 +215,6 @@ def train_quantized(model: ir.Model) -> QuantizedTraining:
     """Replace integer weights of a working copy by floats, and scales by logarithms, in place.
 
     Requires: a sorted graph with types. Ensures: the same results, up to the rounding of a scale.
-
-    Raises:
-        OptionError: The model has no trainable quantized weight.
     """
     found = QuantizedTraining()
     graph = model.graph

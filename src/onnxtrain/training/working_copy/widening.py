@@ -35,9 +35,6 @@ def widen(model: ir.Model) -> Halves:
     """Widen a working copy to float32, in place; inputs keep their types, outputs do not.
 
     Requires: types as declared by the file, before inference. Ensures: only inputs are in half precision.
-
-    Returns:
-        The file's tensors of the initializers that were in half precision.
     """
     halves: Halves = {}
     for function in model.functions.values():
