@@ -149,7 +149,6 @@ LARGE = {
         'g (float[n,n] x) => (float y) { z = Einsum<equation="ii->i">(x) s = Mul(z, z) y = ReduceSum<keepdims=0>(s) }',
         {"x": (5, 5)},
     ),
-    "determinant": ("g (float[n,n] x) => (float y) { y = Det(x) }", {"x": (3, 3)}),
     "columns": (
         "g (float[1,4,9] x) => (float y) <int64[2] i = {4, 4}, int64[2] k = {2, 2}> { z = Col2Im(x, i, k) s = Mul(z, z)"
         " y = ReduceSum<keepdims=0>(s) }",
