@@ -15,8 +15,8 @@ from conformance.evaluation import OPERATORS
 from conformance.oracle import Arrays
 from conformance.subject import Made, Subject, file_name
 from onnxtrain.autodiff.evaluator import evaluator
-from onnxtrain.autodiff.testing import _as, _by_name, _node_model, with_float_type
 from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.runtime.testing import _as, _by_name, _node_model, with_float_type
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 

@@ -23,8 +23,8 @@ from conformance.optimizers import STEPS, complete, updated
 from conformance.oracle import Arrays
 from conformance.subject import Made, Subject
 from onnxtrain.autodiff.evaluator import evaluator
-from onnxtrain.autodiff.testing import with_float_type
 from onnxtrain.operators import OPTIMIZERS
+from onnxtrain.runtime.testing import with_float_type
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "onnxtrain"
 
 BUDGETS = {
     "adapters": 4_100,
-    "autodiff": 9_550,
+    "autodiff": 9_200,
     "cli": 4_000,
     "data": 5_900,
     "distributed": 1_750,
@@ -30,7 +30,7 @@ BUDGETS = {
     "operators": 2_650,
     "parameters": 3_800,
     "plugins": 10_850,
-    "runtime": 2_650,
+    "runtime": 3_050,
     "training": 13_350,
 }
 """Lines of Python by folder of the package."""

@@ -83,8 +83,6 @@ ORDER = (
     "training/trainer.py",
     "training/provider_check.py",
     "training/__init__.py",
-    "autodiff/evaluator.py",
-    "autodiff/testing.py",
     "runtime/kernels.py",
     "training/examples.py",
     "training/demo.py",

@@ -30,7 +30,7 @@ _MODULES = {
     "ray": "interop.ray",
     "schedules": "training.schedules",
     "sklearn": "interop.sklearn",
-    "testing": "autodiff.testing",
+    "testing": "runtime.testing",
     "text": "plugins.text",
     "torch": "interop.torch",
 }

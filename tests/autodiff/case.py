@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from onnxtrain.autodiff.testing import _node_model
+from onnxtrain.runtime.testing import _node_model
 
 Shapes = Literal["static", "dynamic", "unknown"]
 

@@ -15,8 +15,8 @@ from test_rules import CASES
 import onnxtrain
 from autodiff.case import Case
 from autodiff.microsoft_rows import ROWS as MICROSOFT
-from onnxtrain.autodiff.testing import _node_model
 from onnxtrain.errors import ModelError
+from onnxtrain.runtime.testing import _node_model
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 BEYOND_REASON = 1e30

@@ -11,11 +11,11 @@ from onnx import helper
 
 from autodiff.case import gradients_alone, normal
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.autodiff.testing import check_gradient, projected_gradient
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
+from onnxtrain.runtime.testing import check_gradient, projected_gradient
 
 BATCH, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 3, 4, 2, 3, 5
 Y = (BATCH, QUERIES, HEADS, VALUE_SIZE)

@@ -12,11 +12,11 @@ from onnx.reference import ReferenceEvaluator
 
 from autodiff.case import gradients_alone, normal
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.autodiff.testing import check_gradient, projected_gradient
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.rules.kernels import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.runtime.testing import check_gradient, projected_gradient
 
 LEADING, FEW, MANY = (2, 3), 4, 5
 DOUBLE = onnx.TensorProto.DOUBLE

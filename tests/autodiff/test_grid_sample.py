@@ -6,7 +6,7 @@ from onnx import TensorProto, helper
 
 from autodiff.case import normal
 from onnxtrain.autodiff.evaluator import evaluator
-from onnxtrain.autodiff.testing import projected_gradient
+from onnxtrain.runtime.testing import projected_gradient
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

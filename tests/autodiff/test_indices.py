@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 import onnxtrain
 from autodiff.case import Case, all_rows
 from onnxtrain.autodiff.path import kind_at, kinds_of
-from onnxtrain.autodiff.testing import _node_model
+from onnxtrain.runtime.testing import _node_model
 
 ROUTES = {
     "GatherElements": "GatherElements<axis=1>(x, i)",

@@ -7,9 +7,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.autodiff.testing import projected_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
+from onnxtrain.runtime.testing import projected_gradient
 from sentences import raises_sentence
 
 OUTPUTS = 37

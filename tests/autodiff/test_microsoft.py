@@ -41,9 +41,9 @@ from autodiff.microsoft_rows import (
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import learn_types
 from onnxtrain.autodiff.missing import GPU_ONLY
-from onnxtrain.autodiff.testing import projected_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
+from onnxtrain.runtime.testing import projected_gradient
 from sentences import raises_sentence
 
 

@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.rules.no_gradient import STEPS
-from onnxtrain.autodiff.testing import projected_gradient
+from onnxtrain.runtime.testing import projected_gradient
 
 LISTED = [entry for entry in registry.entries() if entry.function is None and not entry.domain]
 

@@ -8,8 +8,8 @@ from onnx import TensorProto, helper
 import onnxtrain
 from autodiff.case import normal
 from autodiff.recurrent_oracle import recurrent
-from onnxtrain.autodiff.testing import projected_gradient
 from onnxtrain.errors import GradientError
+from onnxtrain.runtime.testing import projected_gradient
 from sentences import raises_sentence
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -7,7 +7,7 @@ import pytest
 from autodiff.case import Case, all_rows
 from autodiff.microsoft_rows import ROWS as MICROSOFT
 from onnxtrain.autodiff import registry
-from onnxtrain.autodiff.testing import check_gradient
+from onnxtrain.runtime.testing import check_gradient
 
 CASES = all_rows()
 RUNS = [pytest.param(case, shapes, id=f"{case.name}-{shapes}") for case in CASES for shapes in case.shapes]

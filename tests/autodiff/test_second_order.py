@@ -8,7 +8,7 @@ import pytest
 
 from autodiff.case import Case, gradients_alone, rows
 from onnxtrain.autodiff.evaluator import evaluator
-from onnxtrain.autodiff.testing import _node_model, check_gradient, projected_gradient, with_float_type
+from onnxtrain.runtime.testing import _node_model, check_gradient, projected_gradient, with_float_type
 
 FAMILIES = ("arithmetic", "elementwise", "activation", "reduction", "loss")
 LOOPS = ("control_flow", "sequence_loops")

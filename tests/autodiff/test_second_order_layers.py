@@ -9,7 +9,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from autodiff.case import Case, case, normal
-from onnxtrain.autodiff.testing import check_gradient, projected_gradient
+from onnxtrain.runtime.testing import check_gradient, projected_gradient
 
 POSITIVE = np.abs(normal(3, seed=9)) + 0.5
 

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from onnxtrain.autodiff.testing import projected_gradient
 from onnxtrain.model_file.upgrade import upgrade_opset
+from onnxtrain.runtime.testing import projected_gradient
 
 INF, NAN = np.inf, np.nan
 

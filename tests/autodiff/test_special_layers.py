@@ -11,8 +11,8 @@ from onnx import helper
 from test_special_elementwise import gradients
 
 from autodiff.case import normal
-from onnxtrain.autodiff.testing import projected_gradient
 from onnxtrain.errors import GradientError
+from onnxtrain.runtime.testing import projected_gradient
 
 ONES = np.ones((1, 2, 4))
 PER_CHANNEL = (np.ones(2), np.zeros(2))

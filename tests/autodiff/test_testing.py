@@ -13,9 +13,9 @@ import pytest
 from onnx import helper, parser
 
 from onnxtrain.autodiff import Node, no_gradient, register_gradient, registry, unregister_gradient
-from onnxtrain.autodiff.testing import GradientMismatchError, check_gradient, projected_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
+from onnxtrain.runtime.testing import GradientMismatchError, check_gradient, projected_gradient
 from sentences import raises_sentence
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])

@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain.autodiff.testing import check_gradient
 from onnxtrain.errors import OperatorError
 from onnxtrain.graph import Builder
+from onnxtrain.runtime.testing import check_gradient
 from sentences import raises_sentence
 
 X = (np.arange(2 * 3 * 4 * 5, dtype=np.float64) % 17 / 7 + 0.1).reshape(2, 3, 4, 5)

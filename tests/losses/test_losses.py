@@ -9,7 +9,6 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from losses.loss_models import loss_model
-from onnxtrain.autodiff.testing import check_gradient
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import (
     BinaryCrossEntropy,
@@ -18,6 +17,7 @@ from onnxtrain.losses import (
     MeanSquaredError,
     SoftmaxCrossEntropy,
 )
+from onnxtrain.runtime.testing import check_gradient
 
 RNG = np.random.default_rng(7)
 

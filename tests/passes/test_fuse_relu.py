@@ -15,13 +15,13 @@ from onnx import helper, numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.autodiff.options import GradientOptions
-from onnxtrain.autodiff.testing import check_gradient
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering import pipeline
 from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.lowering.rewrite import Rewrite
 from onnxtrain.lowering.rules.linear import LAYER, fuse_linear, fuse_relu
 from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.runtime.testing import check_gradient
 
 WIDTH, ROWS = 6, 5
 WITHOUT_RELU = Rewrite(*(dataclasses.replace(rule, pattern=LAYER) for rule in fuse_linear.rules))

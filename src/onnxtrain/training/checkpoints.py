@@ -386,7 +386,7 @@ def read_record(entry: Entry) -> dict[str, Any]:
             f"{FORMAT_VERSION}; use the onnxtrain that wrote it."
         ).about(str(entry.path), got=record["format_version"], wanted=FORMAT_VERSION)
     if record["step"] != entry.step:
-        raise damaged(entry, f"it belongs to step {record['step']} and was renamed")
+        raise damaged(entry, f"it belongs to step {record['step']}, not to that of its name")
     return record
 
 

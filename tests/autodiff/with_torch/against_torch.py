@@ -10,7 +10,7 @@ import onnxruntime
 import torch
 from onnx import helper
 
-from onnxtrain.autodiff.testing import projected_gradient
+from onnxtrain.runtime.testing import projected_gradient
 
 Function = Callable[..., "torch.Tensor | Sequence[torch.Tensor]"]
 
