@@ -8,7 +8,6 @@ from . import operators as operators
 from .adapters.lora import Lora as Lora
 from .autodiff import no_gradient as no_gradient
 from .autodiff import register_gradient as register_gradient
-from .autodiff import testing as testing
 from .autodiff import unregister_gradient as unregister_gradient
 from .editing import layers as layers
 from .editing.derivatives import gradient as gradient
@@ -53,6 +52,7 @@ from .plugins.pruning.prune import prune as prune
 from .plugins.sparse.compile import compile_sparse as compile_sparse
 from .plugins.structures.shrink import shrink as shrink
 from .runtime import kernels as kernels
+from .runtime import testing as testing
 from .runtime.native import custom_ops_library as custom_ops_library
 from .runtime.options import RuntimeOptions as RuntimeOptions
 from .runtime.session import TrainingSession as TrainingSession
