@@ -224,7 +224,7 @@ FIXED = joint("n, 4, 3, 5")
                 np.zeros((1, 4, 3, 5), np.float32), np.array([[1, 2, 3]])
             ),
             DataError,
-            r"needs shape \(batch, 2\), but got \(1, 3\)",
+            r"has shape \(1, 3\), but the model needs \(batch, 2\)",
         ),
     ],
 )

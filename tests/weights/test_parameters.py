@@ -146,3 +146,15 @@ def test_training_shared_statistics_asks_for_untie(tmp_path) -> None:
     subject.save(tmp_path / "out.onnx")
     saved = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "out.onnx").graph.initializer}
     np.testing.assert_array_equal(saved["mean"], subject.executor.session.state["mean"])
+
+
+def test_texts_beside_the_weights_stay():
+    """Classifiers of scikit-learn keep the names of classes in an initializer, which only a label output reads."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[n, 2] x) => (float[n, 2] y, string[n] label)'
+        ' <float[2, 2] w = {1, 2, 3, 4}, string[2] names = {"no", "yes"}>'
+        " { y = MatMul(x, w) k = ArgMax<axis = 1, keepdims = 0>(y) label = Gather(names, k) }"
+    )
+    trainer = onnxtrain.Trainer(model, loss={"y": "cross_entropy"})
+    trainer.train_step(np.ones((4, 2), np.float32), np.array([0, 1, 1, 0]))
+    assert set(trainer.parameters) == {"w"}

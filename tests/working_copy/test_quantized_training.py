@@ -5,7 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 import onnxtrain
 from onnxtrain.errors import DataError, ModelError, OptionError
@@ -14,6 +14,7 @@ from sentences import raises_sentence
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(64, 1, 8, 8)).astype(np.float32), RNG.integers(0, 10, 64)
+POINTS = RNG.normal(size=(40, 4)).astype(np.float32)
 SINGLE = onnxtrain.examples.digits_cnn()
 
 
@@ -248,6 +249,34 @@ def test_weights_of_two_and_four_bits(kind, opset, raw, tmp_path):
     assert losses[-1] < losses[0] - 0.2
     trainer.save(tmp_path / "saved.onnx")
     np.testing.assert_allclose(trainer.predict(points), _saved({"x": points}, tmp_path / "saved.onnx"), atol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_qgemm_has_a_scale_for_each_output(per_channel, transposed, tmp_path):
+    class Once(CalibrationDataReader):
+        rows = iter([{"x": POINTS}])
+
+        def get_next(self):
+            return next(self.rows, None)
+
+    weight = np.random.default_rng(1).normal(size=(5, 4)) * [[1], [3], [0.2], [1], [2]]
+    arrays = {"w": (weight if transposed else weight.T).astype(np.float32), "b": np.ones(5, np.float32)}
+    given = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[n, 4] x) => (float[n, 5] y) '
+        f"{{ y = Gemm<transB = {int(transposed)}>(x, w, b) }}"
+    )
+    given.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    onnx.save(given, tmp_path / "given.onnx")
+    options = {"quant_format": QuantFormat.QOperator, "per_channel": per_channel, "weight_type": QuantType.QInt8}
+    quantize_static(tmp_path / "given.onnx", tmp_path / "small.onnx", Once(), **options)
+    assert "QGemm" in {node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node}
+    trainer = onnxtrain.Trainer(tmp_path / "small.onnx", loss="cross_entropy", optimizer="adam(lr=0.02)", qat=True)
+    labels = np.arange(len(POINTS)) % 5
+    losses = [trainer.train_step(POINTS, labels) for _ in range(20)]
+    assert losses[-1] < losses[0] - 0.2
+    trainer.save(tmp_path / "tuned.onnx")
+    np.testing.assert_allclose(trainer.predict(POINTS), _saved({"x": POINTS}, tmp_path / "tuned.onnx"), atol=0.1)
 
 
 @pytest.mark.parametrize("qat", [True, False], ids=["qat", "plain"])

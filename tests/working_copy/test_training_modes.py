@@ -182,3 +182,19 @@ def test_evaluation_does_not_drop() -> None:
     x = np.ones((8, 64), dtype=np.float32)
     np.testing.assert_array_equal(subject.predict(x), x)
     assert subject.evaluate((x, x))["loss"] == 0
+
+
+def test_computed_statistics_are_no_frozen_ones():
+    """PyTorch's layers without running statistics compute the mean of each batch in the graph."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[n, 3] x) => (float[n, 2] y)'
+        " <float[3] s = {1, 2, 0.5}, float[3] b = {0, 1, -1}, int64[1] rows = {0}> {"
+        " m = ReduceMean<keepdims = 0>(x, rows) c = Sub(x, m) d = Mul(c, c) v = ReduceMean<keepdims = 0>(d, rows)"
+        " h = BatchNormalization<training_mode = 1>(x, s, b, m, v) y = MatMul(h, w) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 2), np.float32), "w"))
+    made = onnxtrain.Trainer(model, loss="mean_squared_error")
+    assert not [hint for hint in made.hints if "BatchNormalization" in hint]
+    x, _ = batch()
+    expected = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * [1, 2, 0.5] + [0, 1, -1]
+    np.testing.assert_allclose(made.predict(x), np.repeat(expected.sum(1, keepdims=True), 2, 1), atol=1e-4)

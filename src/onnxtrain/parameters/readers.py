@@ -353,7 +353,7 @@ def quantized_weights(graph: ir.Graph) -> dict[str, int]:
     found = {}
     for name, value in graph.initializers.items():
         tensor = value.const_value
-        if tensor is None or tensor.size < _LEAST_WEIGHT or value.dtype is None or value.dtype.bitwidth > _WIDEST:
+        if tensor is None or tensor.size < _LEAST_WEIGHT or value.dtype in _UNSIZED or value.dtype.bitwidth > _WIDEST:
             continue
         readers = arrivals(value, through=_BEHIND_INTEGERS)
         reader = next((reader for reader in readers if _purpose(reader) == "integers"), None)
@@ -377,6 +377,9 @@ def trains_integers(graph: ir.Graph) -> bool:
 
 
 _LEAST_WEIGHT = 2
+
+_UNSIZED = (None, ir.DataType.UNDEFINED, ir.DataType.STRING)
+
 _WIDEST = 16
 
 

@@ -20,6 +20,7 @@ from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.value import constant_tensor, dimensions
 from onnxtrain.parameters.readers import INTEGERS, SCALE, arrivals, use_of
 from onnxtrain.parameters.stored import Stored
@@ -267,7 +268,8 @@ def _sites(graph: ir.Graph, node: ir.Node) -> Iterator[_Site]:
             continue
         if first is not node and scale.const_value.size > 1:
             continue  # the axes of the scales are those of the rows
-        axis = node.attributes.get_int("axis", _AXES.get(node.op_type, -1))
+        by_default = 0 if reads_transposed(node) else _AXES.get(node.op_type, -1)
+        axis = node.attributes.get_int("axis", by_default)
         block = node.attributes.get_int("block_size", 0)
         yield _Site(value, first, at, node, scale, _input(node, zero_slot), ScaleLayout(axis, block))
 

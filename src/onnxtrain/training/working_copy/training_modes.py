@@ -74,7 +74,7 @@ def find_layers(model: ir.Model) -> LayerCounts:
     """Count the layers of a model, including bodies and every call of a function."""
     found = list(_applied(model, model.graph, nested=False))
     dropouts = [(node, nested) for node, nested in found if is_dropout(node) and _ratio(node) != 0]
-    norms = [(node, nested) for node, nested in found if is_batch_norm(node)]
+    norms = [(node, nested) for node, nested in found if is_batch_norm(node) and not computes_statistics(node)]
     dropping = [_drops(node) for node, _ in dropouts]
     return LayerCounts(
         dropouts=len(dropouts),
@@ -96,6 +96,12 @@ def is_dropout(node: ir.Node) -> bool:
 def is_batch_norm(node: ir.Node) -> bool:
     """Return whether a node is ONNX's BatchNormalization."""
     return node.op_type == "BatchNormalization" and not node.domain
+
+
+def computes_statistics(node: ir.Node) -> bool:
+    """Return whether nodes compute the mean of a BatchNormalization, as of PyTorch's without running statistics."""
+    mean = behind_identity(node.inputs[3])
+    return mean is not None and mean.producer() is not None and constant_array(mean) is None
 
 
 def _applied(model: ir.Model, graph: ir.Graph | ir.Function, *, nested: bool) -> Iterator[tuple[ir.Node, bool]]:
