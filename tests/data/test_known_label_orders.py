@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import onnxtrain
@@ -17,6 +18,7 @@ from onnxtrain.model_file.file import ModelFile
 from sentences import warns_sentence
 
 LOSS = "cross_entropy"
+ML = "ai.onnx.ml"
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(30, 4)).astype(np.float32)
 INDICES = X[:, :3].argmax(1)
@@ -132,3 +134,44 @@ def test_numbers_in_alphabetical_order_are_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         padded.fit(X, np.char.zfill(labels, 2), progress=False)
+
+
+def classifier(labels):
+    """Return a linear classifier as skl2onnx writes it: scores, and the label of the largest."""
+    kind, name = (8, "classlabels_strings") if isinstance(labels[0], str) else (7, "classlabels_ints")
+    settings = {"coefficients": [1.0, 0, 0, 1, -1, -1], "intercepts": [0.0] * 3, "post_transform": "NONE"}
+    nodes = [
+        onnx.helper.make_node("LinearClassifier", ["x"], ["label", "raw"], domain=ML, **settings, **{name: labels}),
+        onnx.helper.make_node("Softmax", ["raw"], ["p"]),
+    ]
+    sizes = {"x": (1, ["N", 2]), "label": (kind, ["N"]), "p": (1, ["N", 3])}
+    infos = [onnx.helper.make_tensor_value_info(name, *given) for name, given in sizes.items()]
+    graph = onnx.helper.make_graph(nodes, "linear", infos[:1], infos[1:])
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(ML, 3)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize("labels", [[1, 2, 3], [7, -1, 4], ["wolf", "cow", "ant"], [0, 1, 2]], ids=str)
+def test_labels_of_a_classifier_in_the_graph_are_the_classes(labels):
+    """Also where the data have some of them only."""
+    x = RNG.normal(size=(60, 2)).astype(np.float32)
+    classes = np.stack([x[:, 0], x[:, 1], -x.sum(1)]).argmax(0)
+    for some in (classes >= 0, classes < 2):
+        given = x[some], np.asarray(labels)[classes[some]]
+        assert onnxtrain.evaluate(classifier(labels), given, loss=LOSS, metrics="accuracy")["accuracy"] == 1
+        trainer = onnxtrain.Trainer(classifier(labels), loss=LOSS, optimizer="sgd(lr=0.01)")
+        if not isinstance(labels[0], str):
+            trainer.train_step(*given)
+        trainer.fit(*given, epochs=1, progress=False)
+        assert not [hint for hint in trainer.hints if "label" in hint]
+        shown = onnxruntime.InferenceSession(trainer.model().SerializeToString()).run(["label"], {"x": given[0]})[0]
+        assert np.mean(shown.astype(given[1].dtype) == given[1]) > 0.95
+        assert np.mean(trainer.predict(given[0], labels=True).astype(given[1].dtype) == given[1]) > 0.95
+
+
+def test_class_indices_go_on_where_they_are_no_labels():
+    x = RNG.normal(size=(60, 2)).astype(np.float32)
+    trainer = onnxtrain.Trainer(classifier([1, 2, 3]), loss=LOSS)
+    trainer.fit(x, np.stack([x[:, 0], x[:, 1], -x.sum(1)]).argmax(0), epochs=1, progress=False)
+    assert trainer.labels is None
+    assert trainer.evaluate((x, np.arange(60) % 3))["loss"] > 0

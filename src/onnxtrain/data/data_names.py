@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.image_form import RESAMPLING, Pixels, Resizing, is_edge, is_number
 from onnxtrain.errors import ModelError
-from onnxtrain.graph.domains import LABELS
+from onnxtrain.graph.domains import LABELS, MACHINE_LEARNING_DOMAIN
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.hub import places_of_settings
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_json, read_text
@@ -197,8 +197,29 @@ def recorded_labels(model: ModelFile) -> tuple[str, ...]:
     """Return the labels of the classes as another tool recorded them; () where none did."""
     texts = [entry.value for entry in model.proto.metadata_props if entry.key in _ENTRIES_OF_LABELS]
     found = (_in_order(_literal(text)) for text in texts)
-    own = next((labels for labels in found if labels), ())
+    own = next((labels for labels in found if labels), ()) or _labels_of_nodes(model.proto)
     return own or _in_order(read_settings(model.folder, "config.json").get("id2label"))
+
+
+_LABELS_OF_NODES: Final = ("classlabels_strings", "classlabels_ints", "classlabels_int64s")
+
+
+def _labels_of_nodes(model: ModelProto) -> tuple[str, ...]:
+    """Return the labels that a classifier of ``ai.onnx.ml``, or the selection of a label from a list, gives out."""
+    for node in model.graph.node if any(item.domain == MACHINE_LEARNING_DOMAIN for item in model.opset_import) else ():
+        if node.domain != MACHINE_LEARNING_DOMAIN:
+            continue
+        listed: list[Any] = []
+        if node.op_type == "ArrayFeatureExtractor":
+            tensors = (tensor for tensor in model.graph.initializer if tensor.name == node.input[0])
+            listed = next((numpy_helper.to_array(tensor).ravel().tolist() for tensor in tensors), [])
+        for attribute in node.attribute:
+            if attribute.name in _LABELS_OF_NODES:
+                listed = listed or list(attribute.strings or attribute.ints)
+        labels = tuple(each.decode() if isinstance(each, bytes) else str(each) for each in listed)
+        if len(set(labels)) == len(labels) > 1:
+            return labels
+    return ()
 
 
 _ENTRIES_OF_LABELS: Final = ("names", "labels", "classes", "class_names", "id2label")

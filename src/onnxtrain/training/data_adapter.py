@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from onnxtrain.data import Dataset, TensorSpec
-from onnxtrain.data.conversion import all_finite, kind_of, symbol_sizes, to_numpy
+from onnxtrain.data.conversion import all_finite, is_number, kind_of, symbol_sizes, to_numpy
 from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.iterable_dataset import IterableDataset
@@ -90,6 +90,8 @@ class DataAdapter:
                 array = given[head.name]
                 if not isinstance(array, np.ndarray):
                     array = to_numpy(array, name or "the target array", head.spec.hint)
+                if name is None and self.labels is None and self.recorded and self._are_recorded(array, head):
+                    self._labels_are_new, self.labels = True, self.recorded
                 found[name] = head.adapt(array, self.labels if name is None else None)
         plan = self._plan
         forms = [
@@ -228,7 +230,7 @@ class DataAdapter:
         found = dataset.values()
         if found is None or self.labels is not None or not head.take_labels:
             return self.labels
-        if kind_of(found.dtype) != "string":
+        if kind_of(found.dtype) != "string" and not self._are_recorded(found, head):
             self.numbered = True
             return None
         if self.numbered:
@@ -246,6 +248,14 @@ class DataAdapter:
             self._labels_are_new, self.labels_are_assumed = True, not is_order_known(labels, orders)
         self.labels = labels
         return labels
+
+    def _are_recorded(self, found: np.ndarray, head: LossHead) -> bool:
+        """Return whether numbers are labels that the file gives its classes, other than the classes' indices."""
+        recorded = self.recorded if head.take_labels and not self.numbered else ()
+        are_numbers = len(recorded) == head.classes and all(map(is_number, recorded))
+        if not are_numbers or recorded == tuple(map(str, range(len(recorded)))):
+            return False
+        return bool(np.isin(found, [float(label) for label in recorded]).all())
 
     def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
         """Return the text labels of the first targets in the order of their classes."""
