@@ -1,6 +1,6 @@
 """Sampling of wide sweeps: the default run takes a sample of the cases, the others are marked thorough.
 
-Of the others, ``.ci/run`` takes one in three; the rest are marked ``sweep``, too. Of a test that is ``thorough``
+Of the others, ``.ci/run`` takes one in four; the rest are marked ``sweep``, too. Of a test that is ``thorough``
 itself, ``.ci/run`` takes the sample.
 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
@@ -48,13 +48,13 @@ def mark(items: Sequence[pytest.Item]) -> None:
         is_thorough = cases[0].get_closest_marker("thorough") is not None
         for number, case in enumerate(left_out):
             case.add_marker("thorough")
-            if is_thorough or _turn(number, 3):
+            if is_thorough or _turn(number, 4):
                 case.add_marker("sweep")
     for cases in _by_test(items, lambda item: not any(map(item.get_closest_marker, ("sampled", *_OWN_RUNS)))):
         left_out = [case for place, case in enumerate(cases) if len(cases) > MANY and _turn(place, 5)]
         for number, case in enumerate(left_out):
             case.add_marker("thorough")
-            if _turn(number, 3):
+            if _turn(number, 4):
                 case.add_marker("sweep")
 
 
