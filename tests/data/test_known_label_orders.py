@@ -175,3 +175,12 @@ def test_class_indices_go_on_where_they_are_no_labels():
     trainer.fit(x, np.stack([x[:, 0], x[:, 1], -x.sum(1)]).argmax(0), epochs=1, progress=False)
     assert trainer.labels is None
     assert trainer.evaluate((x, np.arange(60) % 3))["loss"] > 0
+
+
+def test_the_first_batch_of_numbers_decides():
+    x = RNG.normal(size=(4, 2)).astype(np.float32)
+    trainers = [onnxtrain.Trainer(classifier(labels), loss=LOSS) for labels in ([1, 2, 3], [0, 1, 2])]
+    for targets in ([0, 1, 2, 1], [1, 2, 1, 2]):
+        losses = [trainer.train_step(x, np.array(targets)) for trainer in trainers]
+        assert losses[0] == losses[1]
+    assert trainers[0].labels is None

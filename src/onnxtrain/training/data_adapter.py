@@ -43,6 +43,7 @@ class DataAdapter:
         self.names = names
         self.folder = folder
         self.recorded = recorded
+        self._recorded_numbers = _other_numbers(recorded)
         self.numbered = numbered
         self.expected_labels: tuple[str, ...] | None = None
         self.paired = 0
@@ -90,8 +91,8 @@ class DataAdapter:
                 array = given[head.name]
                 if not isinstance(array, np.ndarray):
                     array = to_numpy(array, name or "the target array", head.spec.hint)
-                if name is None and self.labels is None and self.recorded and self._are_recorded(array, head):
-                    self._labels_are_new, self.labels = True, self.recorded
+                if self._recorded_numbers and name is None and self.labels is None and head.take_labels:
+                    self._decide_by_numbers(array, head)
                 found[name] = head.adapt(array, self.labels if name is None else None)
         plan = self._plan
         forms = [
@@ -251,11 +252,15 @@ class DataAdapter:
 
     def _are_recorded(self, found: np.ndarray, head: LossHead) -> bool:
         """Return whether numbers are labels that the file gives its classes, other than the classes' indices."""
-        recorded = self.recorded if head.take_labels and not self.numbered else ()
-        are_numbers = len(recorded) == head.classes and all(map(is_number, recorded))
-        if not are_numbers or recorded == tuple(map(str, range(len(recorded)))):
-            return False
-        return bool(np.isin(found, [float(label) for label in recorded]).all())
+        numbers = () if self.numbered else self._recorded_numbers
+        return len(numbers) == head.classes and bool(np.isin(found, numbers).all())
+
+    def _decide_by_numbers(self, array: np.ndarray, head: LossHead) -> None:
+        """Let the first batch of numbers decide whether targets are the labels of the file or class indices."""
+        if self._are_recorded(array, head):
+            self._labels_are_new, self.labels = True, self.recorded
+        elif kind_of(array.dtype) != "string":
+            self.numbered = True
 
     def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
         """Return the text labels of the first targets in the order of their classes."""
@@ -266,6 +271,13 @@ class DataAdapter:
         with self._learning:
             new, self._labels_are_new = self._labels_are_new, False
         return self.labels if new else None
+
+
+def _other_numbers(labels: Sequence[str]) -> tuple[float, ...]:
+    """Return labels that are numbers, unless they are the indices of their classes; () for others."""
+    if not all(map(is_number, labels)) or list(labels) == [str(index) for index in range(len(labels))]:
+        return ()
+    return tuple(map(float, labels))
 
 
 def is_packed(source: Any) -> bool:
