@@ -257,6 +257,7 @@ class TrainedModel:
         self._warn_once(*evaluator.doubts)
         return found
 
+    @checks_arguments
     def open_for_evaluation(
         self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
     ) -> tuple[Evaluator, Dataset]:
