@@ -327,6 +327,7 @@ def softplus(op: Builder, z: Value) -> Value:
     return op.Softplus(-size) + (z + size) * 0.5
 
 
+@checks_arguments
 def mean_over(op: Builder, terms: Value, prediction: Value, weights: Value | None = None) -> LossTerms:
     """Emit the mean of elementwise terms; the divisor is the number of elements, with or without weights."""
     return mean_of(op, terms.with_shape(prediction.shape), count_of(op, prediction, prediction), weights)

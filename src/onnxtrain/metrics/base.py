@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array, kind_of, to_numpy
 from onnxtrain.errors import DataError
+from onnxtrain.errors.spelling import checks_arguments
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.error_rates import CharacterErrorRate
@@ -243,6 +244,7 @@ class MetricInput(NamedTuple):
         return CountedPredictions(self.axis, self.ignore_index, self.later)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class LossMetric:
     """A metric of what a loss predicts, such as boxes, for :func:`onnxtrain.register_metric`.

@@ -472,6 +472,7 @@ class TrainedModel:
                     )
         write_names(Path(path), names)
 
+    @checks_arguments
     def initializers(self, *, ema: bool = False) -> dict[str, np.ndarray]:
         """Return copies of the initializers that :meth:`save` writes."""
         with self._state.snapshot() as state:
