@@ -42,7 +42,7 @@ ORDER = (
     "operators/",
     "autodiff/",
     "model_file/",
-    "parameters/exporters/",
+    "model_file/exporters/",
     "lowering/training_info/",
     "lowering/",
     "runtime/",

@@ -38,10 +38,10 @@ from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.losses.probabilities import find_scores
 from onnxtrain.lowering.training_info.build import build_training_model
 from onnxtrain.lowering.training_info.recipe import Names, free_names
+from onnxtrain.model_file.exporters.pytorch import forget_traces
 from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.parameters.exporters.pytorch import forget_traces
 from onnxtrain.parameters.groups import group_hints, merged_hints
 from onnxtrain.parameters.masks import KEEP, check_masks, zero_masks, zeros_to_keep
 from onnxtrain.parameters.ties import (

@@ -15,9 +15,8 @@ from onnxtrain.errors import TrainingHint
 from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.upstream.sessions import mixed_two_bits
-from onnxtrain.parameters.classify import BY_VALUES
-from onnxtrain.parameters.exporters import gives, module_of
-from onnxtrain.parameters.exporters.pytorch import (
+from onnxtrain.model_file.exporters import gives, module_of
+from onnxtrain.model_file.exporters.pytorch import (
     CALL,
     folded_norms,
     folded_parameters,
@@ -25,6 +24,7 @@ from onnxtrain.parameters.exporters.pytorch import (
     lost_parameters,
     renormed_tables,
 )
+from onnxtrain.parameters.classify import BY_VALUES
 from onnxtrain.parameters.fixed_values import has_one_value
 from onnxtrain.parameters.names import last_word
 from onnxtrain.parameters.readers import (
