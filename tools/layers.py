@@ -54,7 +54,7 @@ ORDER = (
     "metrics/",
     "training/schedules.py",
     "parameters/",
-    "training/working_copy/",
+    "editing/working_copy/",
     "losses/",
     "adapters/",
     "training/advice/hints.py",

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnxtrain.editing.working_copy.training_modes import set_inference
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
@@ -23,7 +24,6 @@ from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.losses.heads import named_output
 from onnxtrain.losses.probabilities import class_logits, logarithm
 from onnxtrain.lowering.training_info.recipe import LossTerms
-from onnxtrain.training.working_copy.training_modes import set_inference
 
 
 @checks_arguments

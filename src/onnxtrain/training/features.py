@@ -13,6 +13,7 @@ from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import ArrayDataset
 from onnxtrain.data.base import share
 from onnxtrain.data.conversion import Array
+from onnxtrain.editing.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph.clone import ancestors, captured_values
 from onnxtrain.graph.passes import RANDOM
@@ -21,7 +22,6 @@ from onnxtrain.losses.heads import LossHead
 from onnxtrain.lowering.training_info.recipe import free_names
 from onnxtrain.model_file.large_data import free_memory
 from onnxtrain.training.objective import Objective, graph_values
-from onnxtrain.training.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
 
 Runner = Callable[[Sequence[str]], Callable[[Mapping[str, Array]], Mapping[str, Array]]]
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.data.files import map_safetensors
+from onnxtrain.editing.working_copy.widening import rounded_to
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.shapes import infer_shapes
@@ -20,7 +21,6 @@ from onnxtrain.graph.value import HALVES
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.parameters.ties import choose_copies, find_repeated, untied, with_copies
-from onnxtrain.training.working_copy.widening import rounded_to
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ import onnx_ir as ir
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.target_checks import check_weights
+from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
+from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import DOCUMENTS, dimensions
@@ -38,8 +40,6 @@ from onnxtrain.parameters.stored import Stored
 from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import Initializer, untrainable
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.working_copy.attention import numbers_documents, separate_documents
-from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Attached

@@ -14,6 +14,12 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.editing.working_copy.attention import separate_head_norms
+from onnxtrain.editing.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
+from onnxtrain.editing.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
+from onnxtrain.editing.working_copy.stops import stop_as_program
+from onnxtrain.editing.working_copy.training_modes import Modes, find_layers, set_modes
+from onnxtrain.editing.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.formatting import listed
@@ -58,12 +64,6 @@ from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints, warn_of
 from onnxtrain.training.config import ModelOptions, TrainingConfig
 from onnxtrain.training.objective import Objective, graph_values
-from onnxtrain.training.working_copy.attention import separate_head_norms
-from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
-from onnxtrain.training.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
-from onnxtrain.training.working_copy.stops import stop_as_program
-from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
-from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Attached
@@ -126,7 +126,7 @@ def prepare(
     statistics = set_modes(model, modes)
     quantized = None
     if config.qat:
-        from onnxtrain.training.working_copy.quantized_training import train_quantized
+        from onnxtrain.editing.working_copy.quantized_training import train_quantized
 
         quantized = train_quantized(model)
     adapted: Attached | None = None

@@ -26,6 +26,7 @@ from onnxtrain.data.data_names import (
 from onnxtrain.data.labels import assumed_order
 from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator, Single
+from onnxtrain.editing.working_copy.training_modes import Modes
 from onnxtrain.errors import CheckpointError, ModelError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.formatting import html_facts, plural
@@ -44,7 +45,6 @@ from onnxtrain.training.objective import Objective
 from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
 from onnxtrain.training.schedules import check_rate
 from onnxtrain.training.state import LearningRate, Parameters, State, split_flat
-from onnxtrain.training.working_copy.training_modes import Modes
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,6 +17,7 @@ from onnxtrain.data.labels import doubts
 from onnxtrain.data.naming import NoSuchArrayError
 from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator
+from onnxtrain.editing.working_copy.adaptation import Adaptation
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.spelling import checks_arguments
@@ -40,7 +41,6 @@ from onnxtrain.training.config import (
 )
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.trained_model import TrainedModel, trains
-from onnxtrain.training.working_copy.adaptation import Adaptation
 
 if TYPE_CHECKING:
     from onnxtrain.data.pipeline import Augment

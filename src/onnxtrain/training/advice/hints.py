@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.editing.working_copy.kv_cache import cache_hints
+from onnxtrain.editing.working_copy.training_modes import LayerCounts, is_batch_norm
 from onnxtrain.errors import TrainingHint
 from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.clone import all_nodes
@@ -42,8 +44,6 @@ from onnxtrain.parameters.readers import (
 )
 from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import FROZEN, NOT_NAMED, Initializer, shared_parameters
-from onnxtrain.training.working_copy.kv_cache import cache_hints
-from onnxtrain.training.working_copy.training_modes import LayerCounts, is_batch_norm
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "

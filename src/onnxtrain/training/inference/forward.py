@@ -12,6 +12,12 @@ import onnx_ir as ir
 
 from onnxtrain.data.data_names import DataNames, read_names, recorded_labels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
+from onnxtrain.editing.working_copy.adaptation import Adaptation
+from onnxtrain.editing.working_copy.attention import separate_head_norms
+from onnxtrain.editing.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
+from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.editing.working_copy.training_modes import Modes, set_inference
+from onnxtrain.editing.working_copy.widening import narrow_outputs, widen
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.shapes import infer_shapes
@@ -29,12 +35,6 @@ from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.objective import Objective, of_model
 from onnxtrain.training.prepare import prepare
-from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.attention import separate_head_norms
-from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
-from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.training.working_copy.training_modes import Modes, set_inference
-from onnxtrain.training.working_copy.widening import narrow_outputs, widen
 
 
 @checks_arguments
