@@ -18,13 +18,14 @@ from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.map_dataset import ExampleSource
+from onnxtrain.data.model_inputs import tensor_spec
 from onnxtrain.data.naming import Wanted, are_targets, split_weights, take_column, targets_by_name
 from onnxtrain.data.opening import open_dataset
 from onnxtrain.data.packing import PackedSequences
 from onnxtrain.errors import DataError
 from onnxtrain.errors.registries import Registry
 from onnxtrain.losses.base import Loss
-from onnxtrain.losses.heads import LossHead, tensor_spec
+from onnxtrain.losses.heads import LossHead
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.objective import Objective
 

@@ -13,12 +13,12 @@ import onnx_ir as ir
 
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.data.files import map_safetensors
+from onnxtrain.data.model_inputs import FixedBatch
 from onnxtrain.editing.working_copy.widening import rounded_to
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import HALVES
-from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.parameters.ties import choose_copies, find_repeated, untied, with_copies
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import to_numpy
+from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
 from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
@@ -26,10 +27,9 @@ from onnxtrain.losses.heads import (
     are_none,
     is_float_tensor,
     metrics_of_heads,
-    tensor_spec,
     wrapped,
 )
-from onnxtrain.losses.partial_batches import FixedBatch, batch_axes, on_real_rows
+from onnxtrain.losses.partial_batches import batch_axes, on_real_rows
 from onnxtrain.lowering.training_info.recipe import Block, LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.lowering.training_info.rounding import Rounding
 from onnxtrain.operators.optimizer import Optimizer

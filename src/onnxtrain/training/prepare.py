@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.data.model_inputs import FixedBatch
 from onnxtrain.editing.working_copy.attention import separate_head_norms
 from onnxtrain.editing.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
 from onnxtrain.editing.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
@@ -40,7 +41,6 @@ from onnxtrain.losses.heads import (
     wrapped,
 )
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.losses.probabilities import find_scores
 from onnxtrain.lowering.training_info.build import build_training_model
 from onnxtrain.lowering.training_info.recipe import Names, free_names

@@ -17,6 +17,7 @@ from onnxtrain.autodiff.expand import find_body
 from onnxtrain.autodiff.missing import missing_rules
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward
+from onnxtrain.data.model_inputs import FixedBatch
 from onnxtrain.editing.working_copy.inputs import mark_common_inputs
 from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.editing.working_copy.stops import stop_as_program
@@ -28,7 +29,6 @@ from onnxtrain.graph.declared_shapes import declared_otherwise
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.losses.heads import is_float_tensor, named_output
-from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.ties import declared_learned, find_copies, find_repeated
