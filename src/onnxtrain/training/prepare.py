@@ -24,6 +24,7 @@ from onnxtrain.editing.working_copy.widening import hold_rounded, in_file, keep_
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.formatting import listed
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.declared_shapes import declared_otherwise
@@ -61,7 +62,7 @@ from onnxtrain.parameters.ties import (
     value_reader,
 )
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
-from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints, warn_of
+from onnxtrain.training.advice.hints import dropped_biases, find_hints
 from onnxtrain.training.config import ModelOptions, TrainingConfig
 from onnxtrain.training.objective import Objective, graph_values
 

@@ -30,6 +30,7 @@ from onnxtrain.editing.working_copy.training_modes import Modes
 from onnxtrain.errors import CheckpointError, ModelError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.formatting import html_facts, plural
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.domains import LABELS
 from onnxtrain.losses.base import Forms
@@ -37,7 +38,6 @@ from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.saving import kept_in_memory
 from onnxtrain.parameters.masks import set_to_zero
-from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.executor import Executor

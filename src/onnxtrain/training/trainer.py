@@ -20,6 +20,7 @@ from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.editing.working_copy.adaptation import Adaptation
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.errors._internal import gc_paused
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.base import TargetKind
 from onnxtrain.losses.heads import Metrics, are_none, check_numbers
@@ -30,7 +31,6 @@ from onnxtrain.parameters.ema import EMA
 from onnxtrain.parameters.groups import Group
 from onnxtrain.parameters.masks import Masks, check_masks, set_to_zero, zeros_to_keep
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import (
     ADVANCED,
     AdvancedOptions,

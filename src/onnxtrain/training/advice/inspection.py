@@ -24,6 +24,7 @@ from onnxtrain.editing.working_copy.stops import stop_as_program
 from onnxtrain.editing.working_copy.training_modes import find_layers, set_inference
 from onnxtrain.editing.working_copy.widening import in_file, widen
 from onnxtrain.errors.formatting import count, html_facts, html_table, text_table
+from onnxtrain.errors.hints import Hint
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.declared_shapes import declared_otherwise
 from onnxtrain.graph.shapes import infer_shapes
@@ -33,7 +34,7 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.ties import declared_learned, find_copies, find_repeated
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
-from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
+from onnxtrain.training.advice.hints import dropped_biases, find_hints
 
 
 @dataclass(frozen=True)

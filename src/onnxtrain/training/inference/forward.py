@@ -19,6 +19,7 @@ from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.editing.working_copy.training_modes import Modes, set_inference
 from onnxtrain.editing.working_copy.widening import narrow_outputs, widen
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import HALVES
@@ -29,7 +30,6 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.runtime.states import new_states
-from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.inference.evaluation import Evaluator
