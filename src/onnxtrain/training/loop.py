@@ -41,7 +41,7 @@ from onnxtrain.training.description import (
     differences,
     names_to_change,
 )
-from onnxtrain.training.executor import Executor
+from onnxtrain.training.executors.executor import Executor
 from onnxtrain.training.fit_options import FitOptions
 from onnxtrain.training.report.record import VALIDATION
 from onnxtrain.training.schedules import Schedule

@@ -40,7 +40,7 @@ from onnxtrain.model_file.saving import kept_in_memory
 from onnxtrain.parameters.masks import set_to_zero
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.data_adapter import DataAdapter
-from onnxtrain.training.executor import Executor
+from onnxtrain.training.executors.executor import Executor
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
 from onnxtrain.training.schedules import check_rate
@@ -675,6 +675,6 @@ def _executor_class(config: TrainingConfig) -> type[Executor]:
     """Return the executor of one process or of several."""
     if not config.divided:
         return Executor
-    from onnxtrain.distributed.sharded import executor_class  # one process does not need it
+    from onnxtrain.training.executors.sharded import executor_class  # one process does not need it
 
     return executor_class(config)

@@ -12,8 +12,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.distributed.data_parallel import DataParallelExecutor, SyncBatchNormExecutor
-from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.lower import lower_entry
@@ -23,7 +21,9 @@ from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.executor import Arrays
+from onnxtrain.training.executors.data_parallel import DataParallelExecutor, SyncBatchNormExecutor
+from onnxtrain.training.executors.executor import Arrays
+from onnxtrain.training.executors.row_squares import Layout, RowSquares
 from onnxtrain.training.objective import Objective
 
 _SEND_BUFFERS = 2

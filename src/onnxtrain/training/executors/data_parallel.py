@@ -24,7 +24,7 @@ from onnxtrain.runtime.native import all_reducing, kernels_available
 from onnxtrain.training.callbacks.stopping import Stopping
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights, differences
-from onnxtrain.training.executor import Arrays, Executor
+from onnxtrain.training.executors.executor import Arrays, Executor
 from onnxtrain.training.objective import Objective
 
 BUCKET_BYTES = 4 << 20
