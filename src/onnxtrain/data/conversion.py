@@ -129,13 +129,6 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     )
 
 
-def is_array_like(value: object) -> bool:
-    """Return whether a value is a single array (NumPy, a tensor, a data frame, a list of numbers or strings)."""
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
-    return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
-
-
 def to_numpy(value: object, subject: str, hint: str = "") -> Array:
     """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy."""
     try:

@@ -295,6 +295,11 @@ class Reader(ABC):
 
     path: str | os.PathLike[str]
 
+    @classmethod
+    def reads(cls, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path without further settings is read by this class."""
+        return Path(path).suffix.lower() in cls.suffixes
+
     @property
     def name(self) -> str:
         """Name of the file in error messages."""

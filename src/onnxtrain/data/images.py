@@ -343,6 +343,14 @@ class ImageFolder(ImageReader):
         orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
 
+    @classmethod
+    def reads(cls, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
+        folder = Path(path)
+        if not folder.is_dir() or next(folder.rglob("*.npy"), None) is not None:
+            return False
+        return any(file.suffix.lower() in SUFFIXES for file in folder.rglob("*"))
+
     @property
     def name(self) -> str:
         """Name of the folder in error messages."""
@@ -411,10 +419,3 @@ def image_files(paths: Iterable[Path], folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and path.is_file()
     )
-
-
-def is_image_folder(path: Path) -> bool:
-    """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
-    if not path.is_dir() or next(path.rglob("*.npy"), None) is not None:
-        return False
-    return any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))

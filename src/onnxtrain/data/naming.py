@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, TensorSpec, is_array_like, kind_of, to_numpy
+from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
 from onnxtrain.errors import DataError
 
 
@@ -302,6 +302,13 @@ def targets_by_name(names: Sequence[str], targets: Any) -> dict[str, Any]:
                 f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}."
             ).about(name, got=[*targets])
     return {name: targets[name] for name in names}
+
+
+def is_array_like(value: object) -> bool:
+    """Return whether a value is a single array (NumPy, a tensor, a data frame, a list of numbers or strings)."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
+    return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
 
 
 def is_batch_list(source: list[object] | tuple[object, ...]) -> bool:

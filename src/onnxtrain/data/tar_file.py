@@ -47,6 +47,11 @@ class TarFile(ImageReader):
         orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
 
+    @classmethod
+    def reads(cls, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path or a pattern has the suffix of tar files."""
+        return os.fspath(path).lower().endswith(TAR_SUFFIXES)
+
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> tuple[dict[str, object], object | None]:
@@ -207,11 +212,6 @@ class _Example:
 
     key: str
     parts: dict[str, bytes]
-
-
-def is_tar(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path or a pattern has the suffix of tar files."""
-    return os.fspath(path).lower().endswith(TAR_SUFFIXES)
 
 
 def _joined(targets: list[object], subject: str) -> Array:

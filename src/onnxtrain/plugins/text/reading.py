@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from onnxtrain.data import Dataset
-from onnxtrain.data.conversion import is_array_like
 from onnxtrain.data.map_dataset import is_stream
+from onnxtrain.data.naming import is_array_like
 from onnxtrain.data.opening import open_dataset
 from onnxtrain.editing.working_copy.training_modes import Modes
 from onnxtrain.errors import DataError
