@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.data import Dataset
 from onnxtrain.data.conversion import kind_of
@@ -40,7 +41,7 @@ from onnxtrain.model_file.saving import kept_in_memory
 from onnxtrain.parameters.masks import set_to_zero
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.data_adapter import DataAdapter
-from onnxtrain.training.executors.executor import Executor
+from onnxtrain.training.executors import executor_class
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
 from onnxtrain.training.schedules import check_rate
@@ -95,7 +96,7 @@ class TrainedModel:
                 )
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
-        self.executor = _executor_class(config)(objective, config, values)
+        self.executor = executor_class(config)(objective, config, values)
         if any(head.assumes_logits for head in objective.heads):
             self.executor.look = self._look
         self._state = State(self.executor.states, objective, keeps_averages=config.ema is not None)
@@ -325,11 +326,7 @@ class TrainedModel:
             from onnxtrain.training.inference.evaluation import answers
 
             return self._by_head(data, target, batch_size, ema, "predict(labels=True)", answers)
-        objective = self.objective
-        found = self.data_adapter.as_given(objective, data, batch_size) or self.data_adapter.open(
-            objective, data, target=target
-        )
-        arrays = self._evaluator(objective.forms, ema).predict(found, batch_size)
+        arrays = self._predicted(self._evaluator(self.objective.forms, ema), data, target, batch_size)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     @checks_arguments
@@ -377,15 +374,23 @@ class TrainedModel:
                 f"{caller} needs a loss on targets, which says what predictions are, but the loss is an output."
             )
         check_answers([head.metric_input for head in heads], caller)
-        objective = self.objective
-        given = self.data_adapter.as_given(objective, data, batch_size) or self.data_adapter.open(
-            objective, data, target=target
-        )
-        arrays = evaluator.predict(given, batch_size, [head.prediction for head in heads])
+        arrays = self._predicted(evaluator, data, target, batch_size, [head.prediction for head in heads])
         labels = self.labels if len(heads) == 1 else None
         results = {head.name: found(head.metric_input, arrays[str(head.prediction.name)], labels) for head in heads}
         by_head = {name: result for name, result in results.items() if result is not None}
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
+
+    def _predicted(
+        self,
+        evaluator: Evaluator,
+        data: Source,
+        target: str | None,
+        batch_size: int,
+        values: Sequence[ir.Value] | None = None,
+    ) -> dict[str, np.ndarray]:
+        objective, adapter = self.objective, self.data_adapter
+        given = adapter.as_given(objective, data, batch_size) or adapter.open(objective, data, target=target)
+        return evaluator.predict(given, batch_size, values)
 
     def _evaluator(self, forms: Forms, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
         self._state.check_averages(ema)
@@ -669,12 +674,3 @@ class TrainedModel:
         model = self.training_model()  # for which all processes give their share
         if not self._communicator.rank:
             ModelFile.load(model, folder=self.config.model.folder).save(path, {})
-
-
-def _executor_class(config: TrainingConfig) -> type[Executor]:
-    """Return the executor of one process or of several."""
-    if not config.divided:
-        return Executor
-    from onnxtrain.training.executors.sharded import executor_class  # one process does not need it
-
-    return executor_class(config)

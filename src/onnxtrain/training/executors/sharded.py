@@ -318,17 +318,3 @@ class ShardedGradientExecutor(ShardedExecutor):
 
 class ShardedSyncBatchNormExecutor(SyncBatchNormExecutor, ShardedExecutor):
     """Run steps with synchronized batch normalization and sharded states."""
-
-
-def executor_class(config: TrainingConfig) -> type[DataParallelExecutor]:
-    """Return the class of executor for the ranks of a configuration."""
-    if config.distributed.shard_gradients:
-        if config.synchronized:
-            raise OptionError(
-                'batch_norm="sync" makes processes wait for each other within the backward pass, while '
-                "shard_gradients=True sends gradients; use shard_states=True instead."
-            )
-        return ShardedGradientExecutor
-    if config.synchronized:
-        return ShardedSyncBatchNormExecutor if config.distributed.shard_states else SyncBatchNormExecutor
-    return ShardedExecutor if config.distributed.shard_states else DataParallelExecutor

@@ -162,10 +162,11 @@ class Evaluator:
             feeds = objective.feeds(batch)
             padded = self._fixed is not None and batch.size < self._fixed.size
             if self._fixed is not None and padded:
-                session = self._on_real_rows(batch.size)
+                session = self._measuring("padded", self._on_padded(batch.size))
                 feeds = self._fixed.filled(feeds)
             else:
-                session = self._measuring(predictions=bool(resolved) or bool(unsure))
+                wanted = bool(resolved) or bool(unsure)  # predictions may be large
+                session = self._measuring("whole", objective, predictions=wanted)
             results = session.run(feeds, reading)
             if unsure:
                 self.doubts = [text for head in unsure for text in head.doubts(results[head.name])]
@@ -328,14 +329,10 @@ class Evaluator:
             parts = [part[(slice(None),) * axis + (slice(end),)] for part, end in zip(parts, ends, strict=True)]
         return np.concatenate(parts, axis=axis or 0)
 
-    def _on_real_rows(self, rows: int) -> StepSession:
-        """Return the session for a padded batch, with the loss on its real examples."""
-        return self._opened(("padded", True), lambda: self._session(self._on_padded(rows), with_loss=True))
-
-    def _measuring(self, *, predictions: bool) -> StepSession:
-        """Return the session with the loss; it returns predictions, which may be large, only on request."""
+    def _measuring(self, key: str, objective: Objective, *, predictions: bool = True) -> StepSession:
+        """Return the session with the loss of an objective, and with predictions on request."""
         return self._opened(
-            ("whole", predictions), lambda: self._session(self.objective, with_loss=True, predictions=predictions)
+            (key, predictions), lambda: self._session(objective, with_loss=True, predictions=predictions)
         )
 
     def _session(
