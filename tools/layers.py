@@ -67,6 +67,7 @@ ORDER = (
     "training/run_folder.py",
     "training/fit_options.py",
     "training/loop.py",
+    "training/trained_values.py",
     "training/trained_model.py",
     "training/trainer.py",
     "training/provider_check.py",

@@ -40,7 +40,8 @@ from onnxtrain.training.config import (
     TrainingConfig,
 )
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.trained_model import TrainedModel, trains
+from onnxtrain.training.trained_model import TrainedModel
+from onnxtrain.training.trained_values import trains
 
 if TYPE_CHECKING:
     from onnxtrain.data.pipeline import Augment
