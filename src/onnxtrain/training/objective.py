@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,16 +143,23 @@ class Objective:
         for head in self.heads:
             head.check_batch_axis(axes.get(str(head.prediction.name)))
 
-    def accept(self, dataset: Dataset, weights: Any = None) -> Dataset:
-        """Convert a dataset to the targets and weights that the losses read, and check its values."""
+    def reading(
+        self, dataset: Dataset, labels: Sequence[str] | None, weights: Any, *, weighted: bool
+    ) -> tuple[Objective, Dataset]:
+        """Return the objective for the form of a dataset's targets, and the dataset as its losses read it, checked."""
+        forms = []
         for name, head in self.targets:
+            dataset = dataset.adapting(partial(head.adapt, labels=labels), name)
+            forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=dataset.size is not None))
+        own = self.with_forms(tuple(forms)).weighting(weighted)
+        for name, head in own.targets:
             dataset = dataset.expecting(head.spec, name)
         if weights is not None:
-            assert self.weights is not None
+            assert own.weights is not None
             given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
-            dataset = dataset.with_weights(given, tensor_spec(self.weights))
-        dataset.validate({name: check for name, head in self.targets if (check := head.check) is not None})
-        return dataset
+            dataset = dataset.with_weights(given, tensor_spec(own.weights))
+        dataset.validate({name: check for name, head in own.targets if (check := head.check) is not None})
+        return own, dataset
 
     def check_some_counted(self, dataset: Dataset) -> None:
         """Refuse data whose labels are all ignored by the only loss."""
