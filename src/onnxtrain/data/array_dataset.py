@@ -118,8 +118,11 @@ class ArrayDataset(Dataset):
         if isinstance(weights, str):
             check_beside([weights], filter(None, others), f"{self.name} has no array")
             subject = f"'{weights}'"
-            weights, others = others[weights].array, {key: own for key, own in others.items() if key != weights}
-        found = {**others, spec.name: Column.checked(check_weights(weights, subject), spec, subject)}
+            given = check_weights(others[weights].array, subject)
+            others = {key: own for key, own in others.items() if key != weights}
+        else:
+            given = check_weights(weights)
+        found = {**others, spec.name: Column.checked(given, spec, subject)}
         result = copy.copy(self)
         result._arrays = dict(sorted(found.items(), key=lambda item: item[0] is None))  # the targets stay the last
         check_columns(result._columns, "the data")

@@ -18,7 +18,6 @@ from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.map_dataset import ExampleSource
-from onnxtrain.data.model_inputs import tensor_spec
 from onnxtrain.data.naming import Wanted, are_targets, split_weights, take_column, targets_by_name
 from onnxtrain.data.opening import open_dataset
 from onnxtrain.data.packing import PackedSequences
@@ -322,7 +321,7 @@ class _Plan(NamedTuple):
 def _reader(objective: Objective, names: DataNames) -> IterableDataset:
     """Return the dataset that converts the batches of single steps."""
     specs = [objective.for_any_rows(spec) for spec in names.specs(objective.inputs)]
-    weights = None if objective.weights is None else tensor_spec(objective.weights)
+    weights = objective.weights_spec
     if weights is not None and objective.batched:  # the last batch may be short
         weights = dataclasses.replace(weights, shape=(None,))
     beside = [*(objective.output_names if objective.several else ()), *([] if weights is None else [weights.name])]

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
-from onnxtrain.data.target_checks import check_weights
 from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
 from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
 from onnxtrain.errors import DataError, OptionError
@@ -112,6 +111,11 @@ class Objective:
         """Types, shapes and names of the model's inputs."""
         return [tensor_spec(value) for value in self.model.graph.inputs]
 
+    @property
+    def weights_spec(self) -> TensorSpec | None:
+        """Type, shape and name of the weights of examples; ``None`` without them."""
+        return None if self.weights is None else tensor_spec(self.weights)
+
     @cached_property
     def common(self) -> frozenset[str]:
         """Names of the inputs with one value for all examples."""
@@ -155,9 +159,9 @@ class Objective:
         for name, head in own.targets:
             dataset = dataset.expecting(head.spec, name)
         if weights is not None:
-            assert own.weights is not None
-            given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
-            dataset = dataset.with_weights(given, tensor_spec(own.weights))
+            assert own.weights_spec is not None
+            given = weights if isinstance(weights, str) else to_numpy(weights, "sample_weight")
+            dataset = dataset.with_weights(given, own.weights_spec)
         dataset.validate({name: check for name, head in own.targets if (check := head.check) is not None})
         return own, dataset
 
