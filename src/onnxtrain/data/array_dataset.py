@@ -30,11 +30,7 @@ _CHECK_BYTES: Final = 16 * 2**20
 
 
 class ArrayDataset(Dataset):
-    """Examples in arrays, in memory or mapped from files and read batch by batch.
-
-    With ``shuffle`` the order of an epoch depends on seed and epoch only: it is
-    ``Generator(PCG64(SeedSequence([seed, epoch]))).permutation(size)``.
-    """
+    """Examples in arrays, in memory or mapped from files and read batch by batch; see `permutation` for their order."""
 
     size: int
 
@@ -137,7 +133,6 @@ class ArrayDataset(Dataset):
         return subset
 
     def _parts(self, batches: Iterator[Batch], divide: Divide, start: int) -> Iterator[Batch]:
-        """Return the batches, of which only a part was read."""
         return batches
 
     def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:

@@ -257,11 +257,7 @@ def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> 
 
 
 def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence[int] | Array) -> Array:
-    """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed.
-
-    Floats and integers round to the nearest value of a narrower float type. Integers that do not fit a
-    narrower integer type are an error.
-    """
+    """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed."""
     if array.dtype == dtype and type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned:
         return array
     if kind_of(dtype) == "integer" and not np.can_cast(array.dtype, dtype, "safe") and array.size:

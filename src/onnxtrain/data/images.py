@@ -124,7 +124,6 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _channels(name: str, given: float | Sequence[float] | None, channels: int, spec: TensorSpec) -> Array | None:
-    """Return ``mean`` or ``std`` as an array of 1 or ``channels`` numbers."""
     if given is None:
         return None
     if kind_of(spec.dtype) != "float":
@@ -249,7 +248,6 @@ class Layout:
 
 
 def _pixels(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Array:
-    """Decode an image to bytes [H, W, C]."""
     from PIL import ImageOps
 
     source = image.open

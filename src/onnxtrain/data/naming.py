@@ -411,10 +411,7 @@ def named_array(value: object, spec: TensorSpec | None, subject: str) -> tuple[A
 
 
 def in_order(found: Sequence[str], spec: TensorSpec, subject: str) -> list[str]:
-    """Return the names of columns in the order of an input.
-
-    Names that only number the columns (0, 1, 2, ...) keep their order.
-    """
+    """Return the names of columns in the order of an input; names that only number the columns keep theirs."""
     known = spec.columns
     if known is None or tuple(found) == known:
         return list(found)
@@ -480,7 +477,6 @@ def _example_shape(spec: TensorSpec) -> tuple[int | None, ...]:
 
 
 def _of_kind(part: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """Convert to the kind of numbers of an input."""
     if kind_of(part.dtype) == kind_of(spec.dtype):
         return part  # the dataset converts to the exact type
     whole = part.astype(spec.dtype)

@@ -107,7 +107,6 @@ def _is_table_of_inputs(source: Sequence[object], specs: Sequence[TensorSpec]) -
 
 
 def _batches(source: object, wanted: Wanted) -> Dataset:
-    """Return the dataset of an iterable of batches."""
     if not isinstance(source, Iterable) and not callable(source):
         raise DataError(
             f"the data is a {type(source).__name__}; give a path, a mapping from name to array, "

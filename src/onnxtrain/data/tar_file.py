@@ -105,7 +105,6 @@ class TarFile(ImageReader):
         return {spec.name: values}, _joined([targets[index] for index in kept], self.name) if need_target else None
 
     def _stacked(self, parts: Iterable[tuple[str, bytes]]) -> Array:
-        """Return arrays of one shape as one."""
         arrays: GrowingArray | None = None
         shape: tuple[int, ...] = ()
         for name, part in parts:
@@ -162,7 +161,6 @@ class TarFile(ImageReader):
         return found
 
     def _image_suffix(self, example: _Example) -> str:
-        """Return the suffix of the image of an example."""
         suffix = next((suffix for suffix in example.parts if suffix in SUFFIXES), None)
         if suffix is None:
             raise DataError(
@@ -172,7 +170,6 @@ class TarFile(ImageReader):
         return suffix
 
     def _array_suffix(self, example: _Example) -> str:
-        """Return the suffix of the array of an example."""
         if ".npy" not in example.parts:
             raise DataError(
                 f"the example '{example.key}' in {self.name} has no array (.npy): it has "
@@ -181,7 +178,6 @@ class TarFile(ImageReader):
         return ".npy"
 
     def _target(self, example: _Example) -> object:
-        """Return the target of an example, a number or a string."""
         suffix = next((suffix for suffix in _TARGETS if suffix in example.parts), None)
         if suffix is None:
             raise DataError(

@@ -118,7 +118,6 @@ class Distillation(ClassLoss):
         return LossTerms((soft * self.mix + hard.loss * (1.0 - self.mix)).with_shape(()), hard.weight)
 
     def _teacher_logits(self, op: Builder, prediction: Value) -> Value:
-        """Emit the teacher on the inputs of the graph."""
         model = self._teacher(op.opset)
         graph = model.graph
         axis = self.class_axis(prediction)
@@ -146,7 +145,6 @@ class Distillation(ClassLoss):
         return logits.with_shape(prediction.shape)
 
     def _teacher(self, opset: int) -> ir.Model:
-        """Load the teacher in inference mode, at an opset."""
         from onnxtrain.model_file.file import ModelFile
 
         model = infer_shapes(ModelFile.load(self.teacher).training_model(opset))
@@ -166,7 +164,6 @@ class Distillation(ClassLoss):
         return model
 
     def _inputs(self, op: Builder, teacher: ir.Graph) -> dict[ir.Value, ir.Value]:
-        """Map the teacher's inputs to inputs of the graph."""
         own = {str(value.name): value for value in op.graph.inputs}
         given = [value for value in teacher.inputs if value.name not in teacher.initializers]
         if len(given) == len(own) == 1:

@@ -59,11 +59,7 @@ REAL_ROWS = "real_examples"
 
 
 def _read_by(loss: Loss, output: ir.Value, scores: Scores) -> tuple[ir.Value, int | None, bool | None]:
-    """Return what a loss reads: logits where they are reached, else probabilities that are proved or declared.
-
-    With it, the class axis where the nodes tell it, and whether it holds logits; None for losses to which it does not
-    matter.
-    """
+    """Return what a loss reads, logits where they are reached, with the class axis and whether it holds logits."""
     if loss.probabilities is None or loss.from_logits is True:
         return output, None, loss.from_logits
     by_class, axis = loss.probabilities == "distribution", scores.axis
@@ -192,7 +188,6 @@ class LossHead:
 
     @cached_property
     def _logits(self) -> tuple[Dimension, ...] | None:
-        """Shape of the prediction."""
         return dimensions(self.prediction)
 
     @cached_property
@@ -227,7 +222,6 @@ class LossHead:
 
     @cached_property
     def _end(self) -> int | None:
-        """Number of classes, where targets are labels."""
         return self.classes if self.form.kind == "indices" else None
 
     def hold_ignored(self, targets: np.ndarray) -> bool:
@@ -245,7 +239,6 @@ class LossHead:
 
     @property
     def _ignored(self) -> int | None:
-        """The ignored label, if any."""
         index = getattr(self.declared, "ignore_index", None)
         return index if isinstance(index, IgnoredWherePresent) else None
 

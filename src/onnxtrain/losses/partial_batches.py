@@ -87,11 +87,7 @@ class _LossOnRealRows(LossByExample):
 
 
 def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | None]:
-    """Find the batch axis of each value; ``None`` where it has none, and no entry where its nodes do not tell.
-
-    The axis is followed from the inputs through the nodes. With a dynamic batch size, the symbol of the inputs' first
-    axis tells, too.
-    """
+    """Find the batch axis of each value; ``None`` where it has none, and no entry where its nodes do not tell."""
     fixed, graph = FixedBatch.of(model.graph), model.graph
     axes = BatchAxes.of_inputs(graph, None if fixed is None else fixed.size)
     reached = set(axes)

@@ -253,7 +253,6 @@ class DataAdapter:
             self.numbered = True
 
     def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        """Return the text labels of the first targets in the order of their classes."""
         return learn_labels(found, head.classes, orders)
 
     def take_new_labels(self) -> tuple[str, ...] | None:

@@ -66,13 +66,11 @@ def import_states(
 
 
 def _in_type_of(file: ModelFile, name: str, array: np.ndarray) -> np.ndarray:
-    """Round a weight to the file's float16 or bfloat16 type."""
     kind = ir.DataType(file.declared(name).data_type)
     return rounded_to(array, kind) if kind in HALVES and array.dtype == np.float32 else array
 
 
 def _has(file: ModelFile, name: str) -> bool:
-    """Return whether a model has a weight of this name: an initializer, dense or sparse, or one stored elsewhere."""
     if any(sparse.values.name == name for sparse in file.proto.graph.sparse_initializer):
         return True
     try:

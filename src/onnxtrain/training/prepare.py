@@ -276,7 +276,6 @@ def _table(
 
 
 def _trained(adapted: Attached | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the patterns of the trainable parameters: first the adapters."""
     if adapted is None:
         return train
     return (*map(escape, (*adapted.parameters, *adapted.resumed)), *(train or ()))

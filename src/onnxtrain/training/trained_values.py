@@ -163,7 +163,6 @@ class TrainedValues:
 
     @property
     def _communicator(self) -> Communicator:
-        """The communicator of the data-parallel ranks; a single process has one of its own."""
         return self.config.parallel or Single()
 
     @property
@@ -339,7 +338,6 @@ class TrainedValues:
         return arrays | {name: np.asarray(value) for name, value in self._counts().items()}
 
     def _counts(self) -> dict[str, float]:
-        """Return what :meth:`state_dict` holds beside the arrays of a step."""
         return {_RATE: self._rate.current, _BASE_RATE: self._rate.base, _EPOCHS: self._state.epochs}
 
     @checks_arguments

@@ -504,7 +504,6 @@ class Trainer(TrainedModel):
         return dataset, (held_out, evaluator)
 
     def _schedule(self, schedule: str | Schedule | None, epochs: int, per_epoch: int | None) -> Schedule:
-        """Return the learning rate by step."""
         from onnxtrain.training.schedules import resolve_schedule, vanishing_hint
 
         total = None if per_epoch is None else per_epoch * epochs

@@ -117,7 +117,6 @@ def _undecided(names: Sequence[str]) -> Iterator[Hint]:
 
 
 def _train(names: Sequence[str]) -> str:
-    """Return the argument that trains tensors besides the parameters."""
     shown = names[:3]
     whom = f"the first {len(shown)}" if len(names) > len(shown) else _several(names, "it", "them")
     return f"train=[{', '.join(map(_quoted, ('*', *shown)))}] trains {whom}"

@@ -219,7 +219,6 @@ def inspect(
 
 
 def _counted(row: Initializer, graph: ir.Graph) -> Initializer:
-    """Return the row with the fraction of zeros among its values."""
     tensor = graph.initializers[row.name].const_value if row.name in graph.initializers else None
     if tensor is None or not row.size or tensor.dtype == ir.DataType.STRING:
         return row

@@ -99,7 +99,6 @@ class ShardedExecutor(DataParallelExecutor):
             self._update = self._session_of(build_update(self._step_spec(objective, config))[0])
 
     def _own_gradients(self) -> list[np.ndarray]:
-        """Return this rank's share of the gradients of each bucket."""
         size, rank = self.communicator.size, self.communicator.rank
         return [gradients.reshape(size, -1)[rank] for gradients in self._gradients]
 
@@ -128,7 +127,6 @@ class ShardedExecutor(DataParallelExecutor):
         return found
 
     def _begin(self, group: int, name: str) -> int:
-        """Return the index of a parameter's first element in its bucket."""
         array = self.states.current(name)
         return (array.ctypes.data - self._parameters[group].ctypes.data) // array.itemsize
 
@@ -177,7 +175,6 @@ class ShardedExecutor(DataParallelExecutor):
         return float(np.float32(loss / (weight or 1)))
 
     def _layouts(self) -> list[list[Layout]]:
-        """Return the layouts of the parameters of each bucket, in its order."""
         return [
             [Layout(name, self._begin(group, name), self.states.current(name).shape) for name in names]
             for group, names in enumerate(self._buckets)
@@ -288,7 +285,6 @@ class ShardedGradientExecutor(ShardedExecutor):
         return True
 
     def _reduce(self, bucket: int) -> None:
-        """Sum this rank's share of a bucket over the ranks."""
         if bucket not in self._held:  # this rank has no part of the batch
             self._held[bucket] = self._cleared_buffer(bucket)
         buffer = self._held.pop(bucket)

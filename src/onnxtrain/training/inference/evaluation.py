@@ -80,8 +80,6 @@ class _Total:
 
 @dataclass(frozen=True)
 class _Part:
-    """Losses and metrics of one batch."""
-
     number: int
     losses: list[tuple[float, float]]
     metrics: list[Any]
@@ -139,10 +137,7 @@ class Evaluator:
         metrics: Metrics,
         communicator: Communicator = Single(),  # noqa: B008 - it has no state
     ) -> dict[str, Any]:
-        """Measure loss and metrics of a dataset; losses with ``reduction="sum"`` are summed, others averaged.
-
-        Rows of texts have a perplexity, too: the exponential of the loss ``next_token``.
-        """
+        """Measure loss and metrics; losses with ``reduction="sum"`` are summed, others averaged."""
         with self._states.reading(self._read) as reading:
             return self._measured(dataset, batch_size, metrics, communicator, reading)
 
@@ -225,7 +220,6 @@ class Evaluator:
     def _add_up(
         parts: list[_Part], losses: Mapping[str, _Total], metrics: Sequence[HeadMetric], states: list[Any]
     ) -> None:
-        """Add up losses and metrics of batches in order, and clear the list."""
         for part in parts:
             for total, of_loss in zip(losses.values(), part.losses, strict=True):
                 total.add(*of_loss)
@@ -234,7 +228,6 @@ class Evaluator:
         parts.clear()
 
     def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
-        """Return the losses by result name."""
         losses = [head.loss for head in objective.heads]
         if objective.several:
             return list(zip(objective.part_names, losses, strict=True))

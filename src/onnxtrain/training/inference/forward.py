@@ -177,7 +177,6 @@ def outputs(
 
 
 def _adapter_of(lora: Adaptation | None) -> str | os.PathLike[str] | None:
-    """Return the path of the adapter to use; ``None`` without ``lora``."""
     if lora is not None and lora.adapter is None:
         raise OptionError("lora names no adapter, so that it would change nothing; give Lora(adapter=PATH).").about(
             "lora"
