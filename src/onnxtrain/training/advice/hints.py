@@ -43,7 +43,7 @@ from onnxtrain.parameters.readers import (
 from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.training.working_copy.kv_cache import cache_hints
-from onnxtrain.training.working_copy.training_modes import LayerCounts, is_batch_norm
+from onnxtrain.training.working_copy.training_modes import LayerCounts, is_batch_norm, normalizes_batches
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "
@@ -54,6 +54,11 @@ QUANTIZED = "The model is quantized"
 """Beginning of the hint about quantized models."""
 
 _KEEP_DROPOUT = "torch.onnx.export(model.train(), ...) keeps it"
+
+_STAYS = (
+    "The saved file stays in training mode, for other tools, too; onnxtrain.inference_mode(path) returns it in "
+    "inference mode."
+)
 
 
 class Hint(NamedTuple):
@@ -381,7 +386,8 @@ def _copied(copies: Sequence[Copy]) -> Iterator[Hint]:
 
 
 def _batch_norm(layers: LayerCounts, mode: str) -> Iterator[Hint]:
-    count, nested = layers.batch_norms, layers.nested_batch_norms
+    count, nested, training = layers.batch_norms, layers.nested_batch_norms, layers.normalizing_batches
+    sets = f"The file sets {_nodes(training, 'BatchNormalization')} to training mode"
     if mode != "frozen":
         if not count:
             yield Hint(
@@ -395,6 +401,10 @@ def _batch_norm(layers: LayerCounts, mode: str) -> Iterator[Hint]:
                 f"frozen: {_its(nested)} statistics cannot be updated from there.",
                 surprising=True,
             )
+        if training:
+            if others := count - nested - layers.trained_batch_norms:
+                sets += f', which batch_norm="{mode}" trains; {others} {_verb(others, "stay")} frozen'
+            yield Hint(f"{sets}. {_STAYS}", surprising=True)
         return
     if count:
         yield Hint(
@@ -402,11 +412,9 @@ def _batch_norm(layers: LayerCounts, mode: str) -> Iterator[Hint]:
             'batch_norm="train" trains with batch statistics and writes the running ones back.',
             surprising=False,
         )
-    if training := layers.normalizing_batches:
+    if training:
         yield Hint(
-            f"The file sets {_nodes(training, 'BatchNormalization')} to training mode; training and evaluation "
-            f"here use {_its(training)} running statistics, but the saved file stays in training mode.",
-            surprising=True,
+            f"{sets}; training and evaluation here use {_its(training)} running statistics. {_STAYS}", surprising=True
         )
 
 
@@ -415,7 +423,7 @@ def _frozen_norms(model: ir.Model, table: Sequence[Initializer]) -> Iterator[Hin
     norms = [
         node
         for node in all_nodes(model.graph)
-        if is_batch_norm(node) and not {v and v.name for v in node.inputs[1:3]} - frozen
+        if is_batch_norm(node) and normalizes_batches(node) and not {v and v.name for v in node.inputs[1:3]} - frozen
     ]
     if norms:
         yield Hint(
@@ -448,9 +456,8 @@ def _dropout(layers: LayerCounts, *, drop: bool) -> Iterator[Hint]:
     where = "evaluation here does" if drop else "training and evaluation here do"
     if dropping:
         yield Hint(
-            f"The file sets {_nodes(dropping, 'Dropout')} to training mode; {where} not drop, but the saved file "
-            "stays in training mode.",
-            surprising=not drop,
+            f"The file sets {_nodes(dropping, 'Dropout')} to training mode; {where} not drop. {_STAYS}",
+            surprising=True,
         )
     if layers.undecided:
         yield Hint(
