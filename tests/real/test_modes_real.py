@@ -446,14 +446,90 @@ def test_an_export_in_training_mode_trains_reproducibly(torch, exporter, tmp_pat
         assert runs[0] == runs[1], options
 
 
+KEPT = {
+    "TorchScript": lambda torch: {"dynamo": False, "training": torch.onnx.TrainingMode.PRESERVE},
+    "dynamo": lambda torch: {"dynamo": True, "optimize": False},
+}
+
+
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("exporter", ["TorchScript", "dynamo"])
+@pytest.mark.parametrize("exporter", KEPT)
 def test_the_export_call_that_the_hint_names_keeps_batch_normalization(torch, exporter, tmp_path):
-    model = exported(torch, tmp_path / "train.onnx", train=True, **EXPORTS[exporter](torch))
-    subject = onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm="train")
+    """The statistics are the network's, and no node is in training mode."""
+    torch.manual_seed(0)
+    nn = torch.nn
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3), nn.Flatten())
+    for _ in range(3):
+        net(torch.randn(8, 2, 9, 9))
+        for layer in (net[1], net[3]):
+            nn.init.normal_(layer.weight)
+    images, path = torch.from_numpy(IMAGES), str(tmp_path / "kept.onnx")
+    torch.onnx.export(net.eval(), (images,), path, verbose=False, **KEPT[exporter](torch))
+    np.testing.assert_allclose(onnxtrain.predict(path, IMAGES), net(images).detach().numpy(), rtol=1e-4, atol=1e-5)
+    subject = onnxtrain.Trainer(path, loss="mse", batch_norm="train", untie=True)
+    assert not any("training mode" in hint for hint in subject.hints)
     assert len(subject.objective.statistics) == 4
-    subject.train_step(IMAGES, LABELS)
+
+
+FOLDED = "The exporter folded batch normalization"
+LAYERS = {
+    "a norm behind each": lambda nn: [nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 3), norm(nn)],
+    "a norm behind one": lambda nn: [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3), norm(nn)],
+    "none": lambda nn: [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3)],
+    "a weight norm": lambda nn: [nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), nn.ReLU()],
+    "a norm behind none": lambda nn: [nn.ConvTranspose2d(2, 3, 3), nn.ReLU(), norm(nn)],
+}
+
+
+def norm(nn):
+    return nn.BatchNorm2d(3)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_folded_normalization_is_named_for_both_exporters(torch, name, dynamo, tmp_path):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*LAYERS[name](torch.nn), torch.nn.Flatten()).train()
+    net(torch.from_numpy(IMAGES))  # a deviation of one is no factor
+    path = tmp_path / "folded.onnx"
+    torch.onnx.export(net.eval(), (torch.from_numpy(IMAGES),), str(path), dynamo=dynamo, verbose=False)
+    folds = name in ("a norm behind each", "a norm behind one")
+    assert any(node.op_type == "BatchNormalization" for node in onnx.load(path).graph.node) == (
+        name == "a norm behind none"
+    )
+    found = [hint for hint in onnxtrain.inspect(path).hints if hint.startswith(FOLDED)]
+    assert len(found) == folds
+    module = "(1, 3)" if dynamo else "of 0, 2:"
+    assert not folds or ((module if name == "a norm behind each" else "3" if dynamo else "of 2:") in found[0])
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "other", "named"),
+    [
+        ("onnx::Conv_3", "onnx::Conv_4", "fc.bias", True),
+        ("193", "194", "fc.bias", True),  # of PyTorch 1.5 to 1.12
+        ("1", "2", "3", False),  # of PyTorch 0.3, whose parameters are all numbers
+        ("onnx::Conv_3", "conv.bias", "fc.bias", False),
+        ("conv.weight", "onnx::Conv_4", "fc.bias", False),
+        ("conv.weight", "conv.bias", "fc.bias", False),
+    ],
+)
+def test_both_tensors_of_a_folded_convolution_are_computed(weight, bias, other, named):
+    names = ["x", weight, bias]
+    nodes = [helper.make_node("Conv", names, ["h"], "/body/conv/Conv"), helper.make_node("Mul", ["h", other], ["y"])]
+    infos = [helper.make_tensor_value_info(name, 1, ["N", 3, 5, 5]) for name in "xy"]
+    rng = np.random.default_rng(0)
+    arrays = {weight: rng.normal(size=(3, 3, 1, 1)), bias: rng.normal(size=3), other: rng.normal(size=(3, 1, 1))}
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = [
+        hint for hint in onnxtrain.inspect(model).hints if hint.startswith(f"{FOLDED} into the weights of body.conv:")
+    ]
+    assert len(found) == named
 
 
 @pytest.mark.torch

@@ -44,10 +44,7 @@ class Modes:
 
 
 class LayerCounts(NamedTuple):
-    """Counts of layers that behave differently in training, as declared by the file.
-
-    ``trained_batch_norms`` counts the batch normalization that ``batch_norm="train"`` trains.
-    """
+    """Counts of layers that behave differently in training, as declared by the file."""
 
     dropouts: int = 0
     dropping: int = 0
@@ -56,7 +53,7 @@ class LayerCounts(NamedTuple):
     batch_norms: int = 0
     normalizing_batches: int = 0
     nested_batch_norms: int = 0
-    trained_batch_norms: int = 0
+    trained_batch_norms: int = 0  # with batch_norm="train"
     random: tuple[str, ...] = ()
 
 
