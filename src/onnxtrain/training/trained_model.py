@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 
 from onnxtrain.data import Dataset
-from onnxtrain.data.conversion import kind_of
 from onnxtrain.data.data_names import (
     DataNames,
     labels_text,
@@ -26,7 +25,7 @@ from onnxtrain.data.data_names import (
 from onnxtrain.data.labels import assumed_order
 from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator, Single
-from onnxtrain.errors import CheckpointError, ModelError, OptionError
+from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.formatting import html_facts, plural
 from onnxtrain.errors.spelling import checks_arguments
@@ -44,6 +43,7 @@ from onnxtrain.training.objective import Objective
 from onnxtrain.training.prepare import hints_of, prepare, with_checked_masks
 from onnxtrain.training.schedules import check_rate
 from onnxtrain.training.state import LearningRate, Parameters, State, split_flat
+from onnxtrain.training.working_copy.inputs import refuse_texts
 from onnxtrain.training.working_copy.training_modes import Modes
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,12 +87,7 @@ class TrainedModel:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
-            texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
-            if texts is not None:
-                raise ModelError(
-                    f"The input {texts!r} takes texts, which a training step cannot read: train the part of the model "
-                    "behind the nodes that encode them, which onnx.utils.extract_model writes, on what they return."
-                )
+            refuse_texts(objective.model.graph)
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self.executor = _executor_class(config)(objective, config, values)
