@@ -14,7 +14,7 @@ class Hint(NamedTuple):
     """A hint about a model."""
 
     text: str
-    surprising: bool
+    surprising: bool = False
 
 
 def warn_of(hints: Iterable[Hint]) -> None:

@@ -555,6 +555,21 @@ def examples_per_step(executor: Executor, dataset: Dataset, batch_size: int) -> 
     return executor.most_rows or batch_size
 
 
+def fixed_batch_hints(executor: Executor, dataset: Dataset, batch_size: int) -> Iterator[str]:
+    """Say that steps take another number of examples than was asked for, since the model fixes it."""
+    most, fixed, parts = executor.most_rows, executor.objective.fixed_batch, executor.config.accumulate
+    size = dataset.size
+    if fixed is None or most is None or size is None or min(batch_size, size) == min(most, size):
+        return
+    more = batch_size * parts // most
+    advice = f"; accumulate={more} takes {more} such batches a step" if more > parts else ""
+    yield (
+        f"The model has a fixed batch of {plural(fixed.size, 'example')}, so that a step takes {most}, not "
+        f"batch_size={batch_size}. A model of onnxtrain.dynamic_batch(model) takes batches of any size, as fit with "
+        f"dynamic_batch=True does{advice}."
+    )
+
+
 def steps_per_epoch(executor: Executor, dataset: Dataset, size: int) -> int | None:
     """Return the number of steps of an epoch; ``None`` for a dataset of unknown size."""
     fixed = executor.objective.fixed_batch

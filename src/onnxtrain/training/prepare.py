@@ -336,7 +336,7 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
     otherwise = declared_otherwise(objective.model.graph)
     held = () if objective.adapted is None else objective.adapted.hints(file, objective.parameters)
     surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config), *held)]
-    return found + [Hint(text, surprising=False) for text in texts] + surprising
+    return found + [Hint(text) for text in texts] + surprising
 
 
 def _repeated(objective: Objective) -> Iterator[str]:

@@ -13,7 +13,6 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 import numpy as np
 import onnx
 
-from onnxtrain.data.conversion import kind_of
 from onnxtrain.data.data_names import (
     DataNames,
     labels_text,
@@ -23,7 +22,8 @@ from onnxtrain.data.data_names import (
     write_names,
 )
 from onnxtrain.distributed.communicator import Communicator, Single
-from onnxtrain.errors import CheckpointError, ModelError, OptionError
+from onnxtrain.editing.working_copy.inputs import refuse_texts
+from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.formatting import html_facts, plural
 from onnxtrain.errors.hints import Hint, warn_of
@@ -77,12 +77,7 @@ class TrainedValues:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
-            texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
-            if texts is not None:
-                raise ModelError(
-                    f"The input {texts!r} takes texts, which a training step cannot read: train the part of the model "
-                    "behind the nodes that encode them, which onnx.utils.extract_model writes, on what they return."
-                )
+            refuse_texts(objective.model.graph)
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self.executor = executor_class(config)(objective, config, values)

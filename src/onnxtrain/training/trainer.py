@@ -318,7 +318,7 @@ class Trainer(TrainedModel):
             target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
             epochs: How often to go through the data.
             batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
-                batch size has its own, times the micro-batches of the trainer.
+                batch size has its own, times the micro-batches of the trainer; a hint says so.
             schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an object
                 of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from the
                 trainer's learning rate.
@@ -378,6 +378,7 @@ class Trainer(TrainedModel):
             Loop,
             LoopOptions,
             examples_per_step,
+            fixed_batch_hints,
             shown_progress,
             steps_per_epoch,
         )
@@ -396,6 +397,7 @@ class Trainer(TrainedModel):
         self.data_adapter.paired = -(-batch_size // self.config.accumulate)
         dataset, validated = self._open_fit_data(data, y, options, ema=ema)
         size = examples_per_step(self.executor, dataset, batch_size)
+        self._warn_once(*(() if rank else fixed_batch_hints(self.executor, dataset, batch_size)))
         per_epoch = steps_per_epoch(self.executor, dataset, size)
         rates = self._schedule(schedule, epochs, per_epoch)
         measured = self.objective.resolve_metrics(metrics)
@@ -462,7 +464,7 @@ class Trainer(TrainedModel):
             )
         runner = Evaluator(self.objective, self.executor.states, self.config.runtime).runner
         found, text = compute_features(self.objective, runner, dataset, batch_size)
-        self._hints.append(Hint(text, surprising=False))
+        self._hints.append(Hint(text))
         return found
 
     def _take_names(self, checkpoints: Checkpoints) -> None:

@@ -18,6 +18,7 @@ EXPORTER: Final = Exporter(
         "made": r"^/|^(?i:onnx)::|^\d+$|_(?i:output)_\d+$",
         "literal": r"^/.*Constant(_\d+)?_output_\d+$",
         "of module": r"^onnx::",
+        "folded": r"^onnx::Conv_\d+$",
     },
 )
 
