@@ -22,7 +22,7 @@ from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.bounds import Fact, Facts
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.declared_shapes import all_values, declared_otherwise
 from onnxtrain.graph.passes import remove_unused
 from onnxtrain.graph.replace import substitute
@@ -485,7 +485,7 @@ def _scan(op: Builder, pairs: dict[ir.Value, Value], outputs: Sequence[ir.Value]
     dependent = set(pairs)
     moved = []
     for node in graph:
-        if any(value in dependent for value in (*node.inputs, *captured_values(node))):
+        if any(value in dependent for value in values_read(node)):
             moved.append(node)
             dependent.update(node.outputs)
     for value, substitute_value in inside.items():
