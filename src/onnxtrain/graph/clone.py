@@ -191,3 +191,8 @@ def ancestors(nodes: Iterable[ir.Node], *, known: Collection[ir.Node] = ()) -> s
             found.add(node)
             waiting.extend(producers(node))
     return found
+
+
+def needed_for(values: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that compute values, and all that these depend on."""
+    return ancestors(producer for value in values if (producer := value.producer()) is not None)

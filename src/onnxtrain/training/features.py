@@ -15,7 +15,7 @@ from onnxtrain.data.base import share
 from onnxtrain.data.conversion import Array
 from onnxtrain.editing.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.graph.clone import ancestors, values_read
+from onnxtrain.graph.clone import needed_for, values_read
 from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.losses.heads import LossHead
@@ -39,7 +39,7 @@ def divide(objective: Objective) -> Divided:
     graph = own.model.graph
     values = graph_values(graph)
     ends = _ends(own, values)
-    needed = ancestors(producer for value in ends if (producer := value.producer()) is not None)
+    needed = needed_for(ends)
     moving = {values[name] for name in own.parameters}
     varying = set(graph.inputs)
     trained: set[ir.Node] = set()
@@ -56,7 +56,7 @@ def divide(objective: Objective) -> Divided:
             varying.update(node.outputs)
     symbols = {shape[0] for value in graph.inputs if (shape := dimensions(value))} - {None}
     features = _features(frozen, trained, ends, varying, symbols)
-    before = ancestors(producer for value in features if (producer := value.producer()) is not None)
+    before = needed_for(features)
     if not any(_is_weight(value) and value not in varying for node in before & frozen for value in values_read(node)):
         first = next((row.name for row in own.table if row.trainable), None)
         raise OptionError(
@@ -140,7 +140,7 @@ def _cut(own: Objective, features: list[ir.Value], ends: list[ir.Value]) -> Divi
             instead[value] = same.outputs[0]
             graph.append(same)
     ends = [instead.get(value, value) for value in ends]
-    kept = ancestors(producer for value in ends if (producer := value.producer()) is not None)
+    kept = needed_for(ends)
     graph.outputs[:] = ends
     graph.remove([node for node in graph if node not in kept], safe=True)
     graph.inputs[:] = inputs.values()
