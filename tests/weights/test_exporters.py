@@ -18,6 +18,7 @@ NAMES: dict[str, dict[Kind, list[str]]] = {
         "made": ["onnx::MatMul_26", "12", "/body/Constant_output_0"],
         "literal": ["/Constant_1_output_0"],
         "of module": ["onnx::Mul_32"],
+        "folded": ["onnx::Conv_23"],
     },
     "torch.onnx.export(dynamo=True)": {
         "made": ["val_8", "c_lifted_tensor_0", "block.lifted_tensor_1"],
