@@ -300,7 +300,7 @@ def test_early_stopping_keeps_the_best(files, success):
 
 
 def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatch):
-    from onnxtrain.training.executor import Executor
+    from onnxtrain.training.executors.executor import Executor
 
     options = (*FIT, "--epochs", "4", "--validation", "test.npz", "--metrics", "accuracy")
     success(*options, "--output", "whole.onnx")

@@ -3,9 +3,9 @@
 import onnx
 
 from onnxtrain.editing.working import Model, Working
+from onnxtrain.editing.working_copy.training_modes import set_inference
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.training.working_copy.training_modes import set_inference
 
 
 @checks_arguments

@@ -41,7 +41,7 @@ from onnxtrain.training.description import (
     differences,
     names_to_change,
 )
-from onnxtrain.training.executor import Executor
+from onnxtrain.training.executors.executor import Executor
 from onnxtrain.training.fit_options import FitOptions
 from onnxtrain.training.report.record import VALIDATION
 from onnxtrain.training.schedules import Schedule
@@ -220,7 +220,6 @@ class Loop:
             raise KeyboardInterrupt(f"Interrupted; {where}") from None
 
     def _interrupted(self) -> BaseException:
-        """Return the exception of a signal that was received."""
         step = self._position.step
         where = "" if step in self._not_written else self._where_to_go_on()
         return self._stopping.exception(
@@ -323,7 +322,6 @@ class Loop:
             number += 1
 
     def _where_to_go_on(self) -> str:
-        """Return the sentence of an error that names the newest checkpoint."""
         newest = self._newest()
         return "" if newest is None else f"'{newest}' is kept, resume=True goes on from there."
 
@@ -369,7 +367,6 @@ class Loop:
         return None
 
     def _say_which_exist(self) -> None:
-        """Warn at the end where checkpoints could not be written."""
         if self._not_written and self._store is not None:
             steps: list[int] = []
             with contextlib.suppress(CheckpointError):

@@ -11,11 +11,11 @@ import numpy as np
 from onnxtrain.data import split_validation
 from onnxtrain.data.opening import Source
 from onnxtrain.errors import NumericalError
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.losses import BinaryCrossEntropy, Distillation, SoftmaxCrossEntropy
 from onnxtrain.plugins.pruning.options import Plan
 from onnxtrain.plugins.pruning.recipe import Stage, choose_batch_size, choose_schedule, choose_stages
 from onnxtrain.plugins.pruning.report import PruneResult
-from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.callbacks.progress import Display, Progress, StepsOf
 from onnxtrain.training.loop import examples_per_step, fixed_batch_hints

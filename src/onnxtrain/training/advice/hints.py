@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import TrainingHint
+from onnxtrain.editing.working_copy.kv_cache import cache_hints
+from onnxtrain.editing.working_copy.training_modes import LayerCounts, is_batch_norm, normalizes_batches
 from onnxtrain.errors.formatting import listed, plural
+from onnxtrain.errors.hints import Hint
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.upstream.sessions import mixed_two_bits
-from onnxtrain.parameters.classify import BY_VALUES
-from onnxtrain.parameters.exporters import gives, module_of
-from onnxtrain.parameters.exporters.pytorch import (
+from onnxtrain.model_file.exporters import gives, module_of
+from onnxtrain.model_file.exporters.pytorch import (
     CALL,
     folded_norms,
     folded_parameters,
@@ -25,6 +23,7 @@ from onnxtrain.parameters.exporters.pytorch import (
     lost_parameters,
     renormed_tables,
 )
+from onnxtrain.parameters.classify import BY_VALUES
 from onnxtrain.parameters.fixed_values import has_one_value
 from onnxtrain.parameters.names import last_word
 from onnxtrain.parameters.readers import (
@@ -42,8 +41,6 @@ from onnxtrain.parameters.readers import (
 )
 from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import FROZEN, NOT_NAMED, Initializer, shared_parameters
-from onnxtrain.training.working_copy.kv_cache import cache_hints
-from onnxtrain.training.working_copy.training_modes import LayerCounts, is_batch_norm, normalizes_batches
 
 KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "
@@ -62,13 +59,6 @@ _STAYS = (
     "The saved file stays in training mode, for other tools, too; onnxtrain.inference_mode(path) returns it in "
     "inference mode."
 )
-
-
-class Hint(NamedTuple):
-    """A hint about a model."""
-
-    text: str
-    surprising: bool = False
 
 
 def find_hints(
@@ -122,25 +112,6 @@ def _two_bits(model: ir.Model) -> Iterator[Hint]:
         )
 
 
-def warn_of(hints: Iterable[Hint]) -> None:
-    """Issue a warning for each surprising hint, at the line of the caller outside this package."""
-    for hint in hints:
-        if hint.surprising:
-            warnings.warn(hint.text, TrainingHint, stacklevel=_level_of_caller())
-
-
-def _level_of_caller() -> int:
-    """Return the ``stacklevel``, counted from the function that calls this, of the first frame outside this package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-_OWN = (__name__.partition(".")[0], "contextlib")
-"""Packages whose frames are skipped: this one, and contextlib, whose decorators its functions use."""
-
-
 def _undecided(names: Sequence[str]) -> Iterator[Hint]:
     if names:
         one = len(names) == 1
@@ -153,7 +124,6 @@ def _undecided(names: Sequence[str]) -> Iterator[Hint]:
 
 
 def _train(names: Sequence[str]) -> str:
-    """Return the argument that trains tensors besides the parameters."""
     shown = names[:3]
     whom = f"the first {len(shown)}" if len(names) > len(shown) else _several(names, "it", "them")
     return f"train=[{', '.join(map(_quoted, ('*', *shown)))}] trains {whom}"
