@@ -13,6 +13,8 @@ from onnxtrain.parameters import exporters
 from onnxtrain.parameters.exporters import EXPORTERS, NameOrigin, gives, origin_of
 from onnxtrain.parameters.exporters.exporter import Kind
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 NAMES: dict[str, dict[Kind, list[str]]] = {
     "torch.onnx.export(dynamo=False)": {
         "made": ["onnx::MatMul_26", "12", "/body/Constant_output_0"],
