@@ -4,8 +4,8 @@ Of the others, ``.ci/run`` takes one in four; the rest are marked ``sweep``, too
 itself, ``.ci/run`` takes the sample.
 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
-``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three; ``sampled(1)``: all, which suits tests that reflect over the product in a
-few milliseconds a case. As ``pytestmark`` it is for all tests of a file.
+``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three; ``sampled(1)``: all, which suits tests that reflect
+over the product in a few milliseconds a case. As ``pytestmark`` it is for all tests of a file.
 
 A test of more than ``MANY`` cases without such a mark runs with one case in five.
 """
