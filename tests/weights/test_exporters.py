@@ -13,6 +13,8 @@ from onnxtrain.model_file import exporters
 from onnxtrain.model_file.exporters import EXPORTERS, NameOrigin, gives, origin_of
 from onnxtrain.model_file.exporters.exporter import Kind
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 NAMES: dict[str, dict[Kind, list[str]]] = {
     "torch.onnx.export(dynamo=False)": {
         "made": ["onnx::MatMul_26", "12", "/body/Constant_output_0"],
