@@ -17,6 +17,7 @@ from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.data import open_dataset
 from onnxtrain.data.data_names import read_names
 from onnxtrain.errors import DataError, ModelError, OptionError
+from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.domains import NCHWC_DOMAIN
 from onnxtrain.losses.heads import tensor_spec
@@ -148,9 +149,8 @@ def _run_quantizer(
         logger.setLevel(level)
         onnxruntime.set_default_logger_severity(2)
     if masked:
-        names = ", ".join(masked[:3]) + (", ..." if len(masked) > 3 else "")
         text = "%d nodes stay in float: masks of infinite or huge numbers leave their other values no steps (%s)."
-        _logger.warning(text, len(masked), names)
+        _logger.warning(text, len(masked), listed(masked, counted=False))
 
 
 def _scales(model: onnx.ModelProto) -> dict[str, float]:
