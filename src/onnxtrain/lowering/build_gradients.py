@@ -127,12 +127,8 @@ def _names(node: ir.Node) -> tuple[list[str], list[str], str]:
     for required in ("xs", "y"):
         if required not in node.attributes:
             raise GradientError(f"Gradient node {node.name!r} lacks the attribute {required!r}.")
-    zs = node.attributes.get("zs")
-    return (
-        list(node.attributes["xs"].as_strings()),
-        [] if zs is None else list(zs.as_strings()),
-        node.attributes["y"].as_string(),
-    )
+    xs, zs = (list(node.attributes.get_strings(name, ())) for name in ("xs", "zs"))
+    return xs, zs, node.attributes["y"].as_string()
 
 
 def _check_independent(label: str, graph: ir.Graph, xs: Sequence[ir.Value], zs: Sequence[ir.Value]) -> None:
