@@ -23,6 +23,7 @@ from onnxtrain.graph.value import (
     PIXELS,
     RIGHT_PADDED,
     TABLE_ROWS,
+    TIME_FIRST,
     Dimension,
     dimensions,
     is_float,
@@ -364,6 +365,7 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
         documents=value.meta.get(DOCUMENTS) == "numbers",
         pixels=BYTES if value.meta.get(PIXELS) else None,
         common=is_common(value),
+        time_of=value.meta.get(TIME_FIRST, (None,))[0],
     )
 
 

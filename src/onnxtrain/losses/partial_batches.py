@@ -18,7 +18,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.batch_axis import ONE, BatchAxes
 from onnxtrain.graph.clone import captured_values
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.value import TIME_FIRST, Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
 from onnxtrain.losses.heads import REAL_ROWS, LossHead, is_common, wrapped
 from onnxtrain.lowering.training_info.recipe import LossTerms
@@ -36,7 +36,9 @@ class FixedBatch(NamedTuple):
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """Read the fixed batch size of a graph; return ``None`` for a dynamic one."""
+        """Read the fixed batch size of a graph; return ``None`` for a dynamic one, or where an input has time first."""
+        if any(TIME_FIRST in value.meta for value in graph.inputs):
+            return None
         sizes = {
             str(value.name): shape[0] for value in graph.inputs if not is_common(value) and (shape := dimensions(value))
         }
@@ -150,7 +152,8 @@ def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | N
     fixed, graph = FixedBatch.of(model.graph), model.graph
     axes = BatchAxes.of_inputs(graph, None if fixed is None else fixed.size)
     reached = set(axes)
-    symbols = {shape[0] for value in axes if (shape := dimensions(value)) and isinstance(shape[0], str)}
+    sizes = {shape[own.axis] for value, own in axes.items() if (shape := dimensions(value))}
+    symbols = {size for size in sizes if isinstance(size, str)}
     axes.follow(graph)
     for node in graph:
         if any(value in reached for value in (*node.inputs, *captured_values(node))):

@@ -59,7 +59,7 @@ from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints, wa
 from onnxtrain.training.config import ModelOptions, TrainingConfig
 from onnxtrain.training.objective import Objective, graph_values
 from onnxtrain.training.working_copy.attention import separate_head_norms
-from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
+from onnxtrain.training.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
 from onnxtrain.training.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
 from onnxtrain.training.working_copy.stops import stop_as_program
 from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
@@ -107,7 +107,7 @@ def prepare(
     mark_image_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
-    mark_common_inputs(model.graph)
+    mark_first_axes(model.graph)
     separate_head_norms(model)
     if repeated is None:
         fixed = FixedBatch.of(model.graph)

@@ -8,9 +8,20 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
+from onnxtrain.graph.batch_axis import RECURRENT, RESHAPING, BatchAxes, BatchAxis
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import COMMON, PIXELS, TABLE_ROWS, behind, constant_array, dimensions, is_float
+from onnxtrain.graph.value import (
+    COMMON,
+    PIXELS,
+    TABLE_ROWS,
+    TIME_FIRST,
+    Dimension,
+    behind,
+    constant_array,
+    dimensions,
+    is_float,
+)
 from onnxtrain.parameters.readers import REARRANGING, Reader, arrivals
 
 _THROUGH: Final = REARRANGING | {"Resize", "Pad"}
@@ -143,7 +154,47 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
     return value if floating and value is not None and value.is_initializer() else None
 
 
-def mark_common_inputs(graph: ir.Graph) -> None:
+def mark_first_axes(graph: ir.Graph) -> None:
+    """Record the inputs whose first axis is not the batch axis: time, or the first of a value for all examples."""
+    _mark_time(graph)
+    _mark_common(graph)
+
+
+def _mark_time(graph: ir.Graph) -> None:
+    """Record the inputs whose first axis arrives at a recurrent node as its time, and their batch axis."""
+    layers = [node for node in all_nodes(graph) if node.op_type in RECURRENT]
+    for value in graph.inputs if layers else ():
+        shape = dimensions(value)
+        if not shape or shape[0] == 1 or value.name in graph.initializers:
+            continue
+        time = BatchAxes({value: BatchAxis(0)}, shape[0]).follow(graph)
+        for node in layers:
+            source, axis = node.inputs[0], node.attributes.get_int("layout", 0)
+            if (
+                source is not None
+                and time.get(source) == BatchAxis(axis)
+                and _size(time, source) in _sizes(time, value)
+            ):
+                others = (BatchAxes({value: BatchAxis(own)}, shape[own]).follow(graph) for own in range(1, len(shape)))
+                batch = [own for own, found in enumerate(others, 1) if found.get(source) == BatchAxis(1 - axis)]
+                words = f"the {node.op_type} {node.name or node.outputs[0].name!r}"
+                value.meta[TIME_FIRST] = words, batch[0] if batch else None
+                break
+
+
+def _size(axes: BatchAxes, value: ir.Value) -> Dimension:
+    """Return the size of the axis that was found for a value."""
+    shape = dimensions(value)
+    return None if shape is None else shape[axes[value].axis]
+
+
+def _sizes(axes: BatchAxes, value: ir.Value) -> set[Dimension]:
+    """Return the size of an input's axis, which inference gives a symbol behind the input where it has no name."""
+    readers = [node for node, _ in value.uses() if _size(axes, value) is None and node.op_type not in RESHAPING]
+    return {_size(axes, each) for each in (value, *(out for node in readers for out in node.outputs)) if each in axes}
+
+
+def _mark_common(graph: ir.Graph) -> None:
     """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare."""
     sizes = {value: shape[0] for value in graph.inputs if (shape := dimensions(value))}
     fixed = {value: size for value, size in sizes.items() if isinstance(size, int) and size > 1}
