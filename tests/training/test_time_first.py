@@ -171,6 +171,75 @@ def test_examples_first_stay_examples(form: str) -> None:
     assert not marks(model)
 
 
+def unrolled(kind: str, steps: int = 4) -> onnx.ModelProto:
+    """Return a model that picks the elements of the first axis of x [steps, N, F] one by one."""
+    weights = {"u": RNG.normal(size=(F, F)), "v": RNG.normal(size=(2 * F, F)), "head": RNG.normal(size=(F, C))}
+    nodes, state = [], ""
+    if kind == "split":
+        nodes.append(node("Split", "x", " ".join(f"s{step}" for step in range(steps)), axis=0, num_outputs=steps))
+    for step in range(steps):
+        if kind == "split":
+            nodes.append(node("Squeeze", f"s{step} zero", f"x{step}"))
+        else:
+            nodes.append(node("Gather", f"x i{step}", f"x{step}"))
+        if not step:
+            nodes.append(node("Identity" if kind == "sum" else "MatMul", "x0" if kind == "sum" else "x0 u", "h0"))
+            state = "h0"
+            continue
+        if kind == "joined":  # as in PyTorch's tutorial of names
+            nodes += [node("Concat", f"x{step} {state}", f"j{step}", axis=1), node("MatMul", f"j{step} v", f"h{step}")]
+            state = f"h{step}"
+        elif kind == "sum":
+            nodes.append(node("Add", f"x{step} {state}", f"h{step}"))
+            state = f"h{step}"
+        elif kind != "apart":
+            nodes += [
+                node("MatMul", f"{state} u", f"m{step}"),
+                node("Add", f"x{step} m{step}", f"a{step}"),
+                node("Tanh", f"a{step}", f"h{step}"),
+            ]
+            state = f"h{step}"
+    if kind == "apart":
+        nodes += [node("MatMul", f"x{step} u", f"h{step}") for step in range(1, steps)]
+        nodes += [node("Concat", " ".join(f"h{step}" for step in range(steps)), "c", axis=0), node("Tanh", "c", "d")]
+        state = "d"
+    nodes.append(node("MatMul", f"{state} head", "y"))
+    used = {name for each in nodes for name in each.input}
+    arrays = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    arrays += [numpy_helper.from_array(np.array(step), f"i{step}") for step in range(steps)]
+    arrays.append(numpy_helper.from_array(np.array([0]), "zero"))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, "N", F])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["M", C])],
+        [array for array in arrays if array.name in used],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("kind", "steps", "last"),
+    [("gathered", 4, "Add 'n_a3'"), ("split", 4, "Add 'n_a3'"), ("joined", 5, "Concat 'n_j4'")],
+)
+def test_unrolled_steps_are_a_recurrence(kind: str, steps: int, last: str) -> None:
+    model = unrolled(kind, steps)
+    assert marks(model) == [(f"the unrolled steps up to the {last}", 1)]
+    own = Trainer(model, loss="cross_entropy")
+    x, y = RNG.normal(size=(steps, N, F)).astype(np.float32), Y[0]
+    with raises_sentence("time_first", what="x", node=last):
+        own.fit(x, np.arange(steps) % C, progress=False)
+    assert own.fit([(x, y)], progress=False).rows[-1]["loss"] == pytest.approx(
+        Trainer(model, loss="cross_entropy").train_step(x, y), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("apart", 4), ("sum", 4), ("gathered", 2)])
+def test_other_combinations_of_elements_are_no_recurrence(kind: str, steps: int) -> None:
+    assert not marks(unrolled(kind, steps))
+
+
 def test_each_of_several_inputs_has_its_own_axis() -> None:
     nodes = [
         helper.make_node("LSTM", ["x", "w", "r", "", "lengths"], ["", "h"], hidden_size=H, name="encoder"),

@@ -71,7 +71,7 @@ def export(path: Path, form: str, *, first: str, dynamo: bool, free: bool) -> tu
     return torch, net, x.numpy(), y.numpy()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("dynamo", "free"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("form", FORMS)
 def test_time_first_is_not_cut(tmp_path: Path, form: str, dynamo: bool, free: bool) -> None:
@@ -96,7 +96,7 @@ def test_time_first_is_not_cut(tmp_path: Path, form: str, dynamo: bool, free: bo
     assert trainer.fit([(x, y)], progress=False).rows[-1]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("dynamo", "free"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("form", FORMS)
 def test_examples_first_train_as_in_pytorch(tmp_path: Path, form: str, dynamo: bool, free: bool) -> None:
