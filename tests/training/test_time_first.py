@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.cli import main
+from onnxtrain.editing.working_copy.inputs import mark_first_axes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import TIME_FIRST
 from onnxtrain.interop.sklearn import OnnxClassifier
@@ -21,7 +22,6 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.advice.doctor import diagnose
 from onnxtrain.training.inference.forward import evaluate, predict
 from onnxtrain.training.trainer import Trainer
-from onnxtrain.training.working_copy.inputs import mark_first_axes
 from sentences import raises_sentence, warns_sentence
 
 T, N, F, H, C = 12, 6, 5, 4, 3
@@ -307,6 +307,7 @@ CUTS: dict[str, tuple[str, Callable[[Trainer], object]]] = {
     "onnxtrain.predict": (ALL_IN_ONE, lambda own: predict(own.model(), X, batch_size=4)),
     "accumulate": (ALONE, lambda own: own.rebuilt(accumulate=2).train_step(X, Y)),
     "accumulate in fit": (ALONE, lambda own: own.rebuilt(accumulate=2).fit([(X, Y)], progress=False)),
+    "quantize": (ALL_IN_ONE, lambda own: onnxtrain.quantize(own.model(), calibration=X, batch_size=4)),
     "features": (READY, lambda own: own.fit(X, Y, batch_size=T, shuffle=False, cache_features=True, progress=False)),
 }  # fmt: skip
 

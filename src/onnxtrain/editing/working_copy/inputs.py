@@ -1,4 +1,4 @@
-"""Inputs of a working copy: which are images, which are token ids, and which have one value for all examples."""
+"""Inputs of a working copy: which are images, token ids or texts, and which have one value for all examples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.errors import ModelError
 from onnxtrain.graph.batch_axis import RECURRENT, RESHAPING, BatchAxes, BatchAxis
-from onnxtrain.graph.clone import all_nodes
+from onnxtrain.graph.clone import all_nodes, values_read
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.inference import DECLARED, integer, slice_bounds
 from onnxtrain.graph.value import (
@@ -35,6 +36,23 @@ _LARGE: Final = 16.0
 
 _STEPS: Final = 8
 """Nodes that are followed from an input."""
+
+
+def refuse_texts(graph: ir.Graph) -> None:
+    """Refuse a model with texts as inputs, and say where the part begins that can be trained."""
+    texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
+    if not texts:
+        return
+    names, ends = ", ".join(repr(value.name) for value in graph.inputs if value in texts), []
+    for node in graph:
+        if any(value in texts for value in values_read(node)):
+            texts.update(value for value in node.outputs if value.dtype in (ir.DataType.STRING, None))  # a Tokenizer's
+            ends += [value.name for value in node.outputs if value not in texts and value.uses()]
+    raise ModelError(
+        f"A training step cannot read texts ({names}). The part behind the nodes that encode them can be trained: "
+        f"onnxtrain.cut(model, start={ends}); onnxtrain.predict(onnxtrain.cut(model, at={ends}), texts) returns the "
+        "inputs that it takes for them."
+    )
 
 
 def mark_image_inputs(model: ir.Model) -> None:
@@ -177,7 +195,7 @@ def _mark_time(graph: ir.Graph) -> None:
         at, axis = (None, None) if node is None else (node.inputs[0], 1 - integer(node, "layout", 0))
         if node is None and steps is not None and (node := _last_step(graph, time, steps)) is not None:
             at, kind = node.outputs[0], "unrolled steps up to the "
-        if node is None:
+        if node is None or at is None:
             continue
         others = (BatchAxes({value: BatchAxis(own)}, shape[own]).follow(graph) for own in range(1, len(shape)))
         batch = [own for own, found in enumerate(others, 1) if at in found and axis in (None, found[at].axis)]
@@ -204,17 +222,18 @@ def _last_step(graph: ir.Graph, axes: BatchAxes, steps: int) -> ir.Node | None:
 
     From element to element the state passes a matrix multiplication: a recurrence that an exporter has unrolled.
     """
-    elements: dict[ir.Value | None, int] = {}
-    states: dict[ir.Value | None, tuple[int, bool]] = {}  # its elements; whether it was multiplied after the last
+    elements: dict[ir.Value, int] = {}
+    states: dict[ir.Value, tuple[int, bool]] = {}  # its elements; whether it was multiplied after the last
     for node in graph:
+        read = [value for value in node.inputs if value is not None]
         picked = _picked(node, axes, steps)
         if picked:
             found = dict(zip(node.outputs, picked, strict=False))
             elements |= found
             states |= {value: (1, False) for value, index in found.items() if index == 0}
             continue
-        of_elements = {elements[value] for value in node.inputs if value in elements and value not in states}
-        count, multiplied = max((states[value] for value in node.inputs if value in states), default=(0, False))
+        of_elements = {elements[value] for value in read if value in elements and value not in states}
+        count, multiplied = max((states[value] for value in read if value in states), default=(0, False))
         multiplies = node.op_type in _MULTIPLYING
         if count and of_elements == {count} and (multiplied or multiplies):
             if count + 1 == steps:
@@ -258,7 +277,8 @@ def _sizes(axes: BatchAxes, value: ir.Value) -> set[Dimension]:
 
 def _mark_common(graph: ir.Graph) -> None:
     """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare."""
-    sizes = {value: shape[0] for value in graph.inputs if (shape := dimensions(value))}
+    others = [value for value in graph.inputs if TIME_FIRST not in value.meta]
+    sizes = {value: shape[0] for value in others if (shape := dimensions(value))}
     fixed = {value: size for value, size in sizes.items() if isinstance(size, int) and size > 1}
     if not fixed or all(isinstance(size, int) for size in sizes.values()):
         return
