@@ -326,6 +326,12 @@ def test_time_is_not_cut(form: str, cut: str) -> None:
     assert own.train_step(X, Y) > 0  # stays possible
 
 
+def test_ranks_do_not_divide_ready_batches() -> None:
+    dataset = trained(tagger()).open_data([(X, Y)]).shared(lambda number, rows: slice(0, rows // 2))
+    with raises_sentence("time_first", what="x", cure="train in one process"):
+        dataset.batches()
+
+
 def test_nothing_is_written_before_the_refusal(tmp_path: Path) -> None:
     with raises_sentence("time_first"):
         trained(tagger()).fit(X, Y, run=tmp_path / "run", checkpoint=tmp_path / "checkpoints", progress=False)
