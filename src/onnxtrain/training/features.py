@@ -168,6 +168,7 @@ def compute_features(objective: Objective, runner: Runner, dataset: Dataset, bat
             f"cache_features needs data of known length, but {dataset.name} does not say how many examples it has; "
             "give arrays or a data set with a length, or leave cache_features out."
         )
+    dataset.check_cut()
     for spec in objective.inputs:
         if spec.common and spec.shape:
             raise OptionError(

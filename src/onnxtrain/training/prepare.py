@@ -16,7 +16,7 @@ from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.data.model_inputs import FixedBatch
 from onnxtrain.editing.working_copy.attention import separate_head_norms
-from onnxtrain.editing.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
+from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
 from onnxtrain.editing.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
 from onnxtrain.editing.working_copy.stops import stop_as_program
 from onnxtrain.editing.working_copy.training_modes import Modes, find_layers, set_modes
@@ -108,7 +108,7 @@ def prepare(
     mark_image_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
-    mark_common_inputs(model.graph)
+    mark_first_axes(model.graph)
     separate_head_norms(model)
     if repeated is None:
         fixed = FixedBatch.of(model.graph)
