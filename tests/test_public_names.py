@@ -17,6 +17,8 @@ import onnxtrain
 from onnxtrain.graph.rule_registry import NEWEST
 from onnxtrain.operators import OPTIMIZERS
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 PUBLIC = {
     "__version__",
     "flower",
@@ -38,6 +40,7 @@ PUBLIC = {
     "evaluate",
     "examples",
     "dynamic_batch",
+    "inference_mode",
     "Precision",
     "Distributed",
     "gradient",

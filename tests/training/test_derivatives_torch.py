@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,10 @@ class Twin:
         self.output = self.model.graph.output[0].name
         self.feeds = {name: one.numpy() for name, one in zip(self.names, self.inputs, strict=True)}
         self.parameters = self.shared_with(self.model)
+        self.draw_again()
+
+    def draw_again(self) -> None:
+        """Draw the same vectors from now on as in the beginning."""
         self._generator = np.random.default_rng(1)
 
     def shared_with(self, model: onnx.ModelProto) -> dict[str, Any]:
@@ -105,9 +111,16 @@ def composed_operators() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(fast)
 
 
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twin]:
+    """The twin of each name, exported once for all tests."""
+    return functools.cache(lambda name: Twin(name, tmp_path_factory.mktemp("twin")))
+
+
 @pytest.fixture
-def twin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Twin]:
-    made = Twin(request.param, tmp_path)  # exported with all kernels: without them the exporter fails now and then
+def twin(request: pytest.FixtureRequest, twins: Callable[[str], Twin]) -> Iterator[Twin]:
+    made = twins(request.param)  # exported with all kernels: without them the exporter fails now and then
+    made.draw_again()
     with composed_operators():
         yield made
 
@@ -167,11 +180,13 @@ def test_jacobians(twin: Twin) -> None:
         close(found[f"{name}_jacobian"], one)
 
 
-@pytest.mark.parametrize("name", ["two linear", "conv2d", "layer norm", "BERT"])
-def test_gradients_of_each_example(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["two linear", "conv2d", "layer norm", pytest.param("BERT", marks=pytest.mark.thorough)]
+)
+def test_gradients_of_each_example(name: str, twins: Callable[[str], Twin], tmp_path: Path) -> None:
     case = MODULES[name]
     free = "dynamo" if "dynamo" in case.free else "torchscript"
-    twin = Twin(name, tmp_path)
+    twin = copy.copy(twins(name))
     _, model = export(torch, case, tmp_path / "free.onnx", free, free=True, fresh=False)
     twin.model = model
     values = twin.shared_with(model)
@@ -184,3 +199,33 @@ def test_gradients_of_each_example(name: str, tmp_path: Path) -> None:
         expected = torch.func.grad(lambda p, one=one: twin.with_parameters(p, *one).square().sum())(values)
         for name in values:
             close(found[f"{name}_grads"][index], expected[name])
+
+
+@pytest.mark.parametrize("ends_in", ["logits", "probabilities"])
+def test_the_gradient_of_a_loss_by_an_input_is_pytorchs(ends_in: str) -> None:
+    """The recipe of docs/gradients.md."""
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(5, 6)).astype(np.float32)
+    labels = np.array([0, 3, 1, 1, 2])
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> f (float[n,6] x) => (float[n,4] logits)
+        { logits = MatMul(x, w) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    node, nodes = onnx.helper.make_node, model.graph.node
+    if ends_in == "logits":
+        nodes.append(node("SoftmaxCrossEntropyLoss", ["logits", "label"], ["loss"], reduction="sum"))
+    else:
+        nodes.append(node("Softmax", ["logits"], ["p"]))
+        nodes.append(node("Log", ["p"], ["log"]))
+        nodes.append(node("NegativeLogLikelihoodLoss", ["log", "label"], ["loss"], reduction="sum"))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["n"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    found = onnxtrain.gradient(model, y="loss", xs=["x"])
+    session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    loss, gradient = session.run(["loss", "x_grad"], {"x": x, "label": labels})
+    image = torch.tensor(x, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(image @ torch.tensor(w), torch.tensor(labels), reduction="sum")
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, image.grad.numpy(), atol=1e-5)

@@ -9,8 +9,9 @@ import onnx_ir as ir
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import expand_functions
 from onnxtrain.autodiff.node import describe
-from onnxtrain.autodiff.path import Forward, Route, values_read
+from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors.formatting import listed
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
 
 GPU_ONLY = frozenset(

@@ -76,7 +76,7 @@ class FitOptions:
     batch_size: int = option(
         32,
         "Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed batch size "
-        "has its own, times the micro-batches of the trainer.",
+        "has its own, times the micro-batches of the trainer; a hint says so.",
         flag=Flag("Examples per step.", group="Training", common=True),
     )
     schedule: str | Schedule | None = option(

@@ -1,4 +1,4 @@
-"""Inputs of a working copy: which are images, which are token ids, and which have one value for all examples."""
+"""Inputs of a working copy: which are images, token ids or texts, and which have one value for all examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.errors import ModelError
 from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import COMMON, PIXELS, TABLE_ROWS, behind, constant_array, dimensions, is_float
 from onnxtrain.parameters.readers import REARRANGING, Reader, arrivals
@@ -22,6 +24,23 @@ _LARGE: Final = 16.0
 
 _STEPS: Final = 8
 """Nodes that are followed from an input."""
+
+
+def refuse_texts(graph: ir.Graph) -> None:
+    """Refuse a model with texts as inputs, and say where the part begins that can be trained."""
+    texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
+    if not texts:
+        return
+    names, ends = ", ".join(repr(value.name) for value in graph.inputs if value in texts), []
+    for node in graph:
+        if any(value in texts for value in values_read(node)):
+            texts.update(value for value in node.outputs if value.dtype in (ir.DataType.STRING, None))  # a Tokenizer's
+            ends += [value.name for value in node.outputs if value not in texts and value.uses()]
+    raise ModelError(
+        f"A training step cannot read texts ({names}). The part behind the nodes that encode them can be trained: "
+        f"onnxtrain.cut(model, start={ends}); onnxtrain.predict(onnxtrain.cut(model, at={ends}), texts) returns the "
+        "inputs that it takes for them."
+    )
 
 
 def mark_image_inputs(model: ir.Model) -> None:

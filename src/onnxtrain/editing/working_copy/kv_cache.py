@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from onnxtrain.errors.formatting import listed
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, all_nodes, captured_values, clone_nodes, subgraphs
+from onnxtrain.graph.clone import Values, all_nodes, captured_values, clone_nodes, computed_from, subgraphs
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.replace import substitute_and_rename, take_over
 from onnxtrain.graph.value import KV_CACHES, RIGHT_PADDED, Dimension, behind, constant_tensor, dimensions, is_float
-from onnxtrain.parameters.exporters import optimum
+from onnxtrain.model_file.exporters import optimum
 
 _ROWS = 2
 """The axis of [batch, heads, rows, size] along which a cache grows."""
@@ -286,12 +286,9 @@ def _remove_growing_caches(graph: ir.Graph, growing: list[ir.Value]) -> list[str
 
 def _constant_positions(graph: ir.Graph) -> dict[str, int]:
     """Find positions and causal masks that begin at a constant above 0 instead of at the length of the cache."""
-    varying = set(graph.inputs)
+    varying = computed_from(graph, graph.inputs)
     found: dict[str, int] = {}
     for node in graph:
-        read = [*node.inputs, *captured_values(node)]
-        if any(value in varying for value in read):
-            varying.update(node.outputs)
         if node.domain in ("", MICROSOFT_DOMAIN) and len(node.inputs) > 1 and node.outputs:
             offset = _offset_of(node, varying)
             if 0 < offset <= _LONGEST:  # beyond are ends of slices without an end
