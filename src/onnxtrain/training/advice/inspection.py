@@ -29,6 +29,7 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.ties import declared_learned, find_copies, find_repeated
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
+from onnxtrain.training.advice.unreached import Unreached
 from onnxtrain.training.working_copy.inputs import mark_common_inputs
 from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.training.working_copy.stops import stop_as_program
@@ -201,6 +202,8 @@ def inspect(
         unstopped=unstopped,
         table=table,
     )
+    if loss is not None:
+        found += Unreached(working, table, train=train, freeze=freeze).stopped([str(loss.name)])
     found += [Hint(text, surprising=True) for text in declared_otherwise(graph)]
     return Inspection(
         opset=file.opset,
