@@ -38,6 +38,7 @@ PUBLIC = {
     "evaluate",
     "examples",
     "dynamic_batch",
+    "inference_mode",
     "Precision",
     "Distributed",
     "gradient",

@@ -87,11 +87,29 @@ QUIET = {
     "an index": """h = MatMul(x, w)  m = ReduceMax<keepdims = 0>(val_0)  r = Floor(m)  i = Cast<to = 7>(r)
         g = Gather<axis = 0>(bias, i)  y = Add(h, g)""",
 }
+SIZES = {
+    "Reshape": "f = Floor(sizes)  c = Cast<to = 7>(f)  y = Reshape(h, c)",
+    "Resize": """k = Shape(h)  a = Cast<to = 1>(k)  m = Mul(a, sizes)  f = Floor(m)  c = Cast<to = 7>(f)
+        z = Reshape(h, c)  y = Identity(z)""",
+    "Unsqueeze": "f = Round(axis)  c = Cast<to = 7>(f)  e = Unsqueeze(h, c)  y = ReduceMax<keepdims = 0>(e, c)",
+    "Expand": "f = Ceil(sizes)  c = Cast<to = 7>(f)  y = Expand(h, c)",
+}
 
 
 @pytest.mark.parametrize("case", QUIET)
 def test_other_rounding_has_no_hint(case: str) -> None:
     assert hints(network("float[n,4] y", QUIET[case])) == ([], [])
+
+
+@pytest.mark.parametrize("operator", SIZES)
+def test_rounded_sizes_are_no_parameters(operator: str) -> None:
+    model = network("float[n,4] y", f"h = MatMul(x, w)  {SIZES[operator]}")
+    for name, values in (("sizes", [1.2, 1.1]), ("axis", [0.1])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values, np.float32), name))
+    assert hints(model) == ([], [])
+    for straight_through in (False, True):
+        trainer = onnxtrain.Trainer(model, loss="mse", optimizer="sgd", straight_through=straight_through)
+        assert list(trainer.parameters) == ["w"]
 
 
 HEADS = "h = MatMul(x, w)  a = MatMul(h, v)  b = MatMul(h, u)"

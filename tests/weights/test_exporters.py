@@ -9,9 +9,9 @@ from typing import get_args
 
 import pytest
 
-from onnxtrain.parameters import exporters
-from onnxtrain.parameters.exporters import EXPORTERS, NameOrigin, gives, origin_of
-from onnxtrain.parameters.exporters.exporter import Kind
+from onnxtrain.model_file import exporters
+from onnxtrain.model_file.exporters import EXPORTERS, NameOrigin, gives, origin_of
+from onnxtrain.model_file.exporters.exporter import Kind
 
 NAMES: dict[str, dict[Kind, list[str]]] = {
     "torch.onnx.export(dynamo=False)": {

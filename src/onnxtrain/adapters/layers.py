@@ -17,7 +17,7 @@ from onnxtrain.graph.layers import form_of_node, reads_transposed
 from onnxtrain.graph.patterns import alternatives, no_match
 from onnxtrain.graph.patterns import matches as matches_glob
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.parameters.exporters import NameOrigin, genai, origin_of
+from onnxtrain.model_file.exporters import NameOrigin, genai, origin_of
 from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import Functions, chooses_one
 

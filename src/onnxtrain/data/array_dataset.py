@@ -30,11 +30,7 @@ _CHECK_BYTES: Final = 16 * 2**20
 
 
 class ArrayDataset(Dataset):
-    """Examples in arrays, in memory or mapped from files and read batch by batch.
-
-    With ``shuffle`` the order of an epoch depends on seed and epoch only: it is
-    ``Generator(PCG64(SeedSequence([seed, epoch]))).permutation(size)``.
-    """
+    """Examples in arrays, in memory or mapped from files and read batch by batch; see `permutation` for their order."""
 
     size: int
 
@@ -118,8 +114,11 @@ class ArrayDataset(Dataset):
         if isinstance(weights, str):
             check_beside([weights], filter(None, others), f"{self.name} has no array")
             subject = f"'{weights}'"
-            weights, others = others[weights].array, {key: own for key, own in others.items() if key != weights}
-        found = {**others, spec.name: Column.checked(check_weights(weights, subject), spec, subject)}
+            given = check_weights(others[weights].array, subject)
+            others = {key: own for key, own in others.items() if key != weights}
+        else:
+            given = check_weights(weights)
+        found = {**others, spec.name: Column.checked(given, spec, subject)}
         result = copy.copy(self)
         result._arrays = dict(sorted(found.items(), key=lambda item: item[0] is None))  # the targets stay the last
         check_columns(result._columns, "the data")
@@ -134,7 +133,6 @@ class ArrayDataset(Dataset):
         return subset
 
     def _parts(self, batches: Iterator[Batch], divide: Divide, start: int) -> Iterator[Batch]:
-        """Return the batches, of which only a part was read."""
         return batches
 
     def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:

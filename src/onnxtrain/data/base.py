@@ -140,23 +140,11 @@ class Dataset(Facts, ABC):
         return {}
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
-        """Return the same data with named columns in the order of a model.
-
-        Raises:
-            DataError: The names differ.
-        """
+        """Return the same data with named columns in the order of a model."""
         return self
 
     def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
-        """Return the same data with targets checked against the requirements of the loss, and converted.
-
-        Args:
-            target_spec: Requirements of the loss.
-            name: Name of the array, where it is not the only target.
-
-        Raises:
-            DataError: The targets do not fit.
-        """
+        """Return the same data with its targets, or a named array, checked against the requirements of the loss."""
         return self
 
     def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
@@ -164,15 +152,7 @@ class Dataset(Facts, ABC):
         return self
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
-        """Return the same data with one weight per example.
-
-        Args:
-            weights: The weights [N], or the name of an array of this data.
-            spec: Name and requirements of the loss.
-
-        Raises:
-            DataError: The weights do not fit, or the batches of an iterable have no array of this name.
-        """
+        """Return the same data with one weight per example: an array [N], or the name of an array of this data."""
         named = f" that has no array '{weights}'" if isinstance(weights, str) else ""
         raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable{named}.").about(
             spec.name
@@ -226,14 +206,7 @@ class Dataset(Facts, ABC):
 
     @abstractmethod
     def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:
-        """Check all values once: NaN and infinity in inputs and targets, and the range of targets.
-
-        Args:
-            checks: Checks of arrays by name; None is the name of the only targets.
-
-        Raises:
-            DataError: A value is invalid; the message names the array and the first example.
-        """
+        """Check all values once: NaN, infinity, and arrays by the checks of their names; None is the only targets."""
 
 
 def epoch_order(size: int, shuffled: tuple[int, int] | None) -> Array | None:

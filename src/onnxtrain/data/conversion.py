@@ -129,13 +129,6 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     )
 
 
-def is_array_like(value: object) -> bool:
-    """Return whether a value is a single array (NumPy, a tensor, a data frame, a list of numbers or strings)."""
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
-    return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
-
-
 def to_numpy(value: object, subject: str, hint: str = "") -> Array:
     """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy."""
     try:
@@ -264,11 +257,7 @@ def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> 
 
 
 def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence[int] | Array) -> Array:
-    """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed.
-
-    Floats and integers round to the nearest value of a narrower float type. Integers that do not fit a
-    narrower integer type are an error.
-    """
+    """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed."""
     if array.dtype == dtype and type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned:
         return array
     if kind_of(dtype) == "integer" and not np.can_cast(array.dtype, dtype, "safe") and array.size:

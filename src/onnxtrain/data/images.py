@@ -124,7 +124,6 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _channels(name: str, given: float | Sequence[float] | None, channels: int, spec: TensorSpec) -> Array | None:
-    """Return ``mean`` or ``std`` as an array of 1 or ``channels`` numbers."""
     if given is None:
         return None
     if kind_of(spec.dtype) != "float":
@@ -249,7 +248,6 @@ class Layout:
 
 
 def _pixels(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Array:
-    """Decode an image to bytes [H, W, C]."""
     from PIL import ImageOps
 
     source = image.open
@@ -343,6 +341,14 @@ class ImageFolder(ImageReader):
         orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
 
+    @classmethod
+    def reads(cls, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
+        folder = Path(path)
+        if not folder.is_dir() or next(folder.rglob("*.npy"), None) is not None:
+            return False
+        return any(file.suffix.lower() in SUFFIXES for file in folder.rglob("*"))
+
     @property
     def name(self) -> str:
         """Name of the folder in error messages."""
@@ -411,10 +417,3 @@ def image_files(paths: Iterable[Path], folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and path.is_file()
     )
-
-
-def is_image_folder(path: Path) -> bool:
-    """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
-    if not path.is_dir() or next(path.rglob("*.npy"), None) is not None:
-        return False
-    return any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))

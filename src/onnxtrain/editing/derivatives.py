@@ -16,7 +16,9 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.editing.working import Model, Working
+from onnxtrain.editing.working_copy.widening import keep_types, narrow_outputs, widen
 from onnxtrain.errors import GradientError
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.bounds import Fact, Facts
@@ -33,8 +35,6 @@ from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.trainable import parameter_table
-from onnxtrain.training.advice.hints import Hint, warn_of
-from onnxtrain.training.working_copy.widening import keep_types, narrow_outputs, widen
 
 Names = Sequence[str] | str | None
 

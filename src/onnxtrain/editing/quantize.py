@@ -16,15 +16,14 @@ from onnx import numpy_helper
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.data import open_dataset
 from onnxtrain.data.data_names import read_names
+from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
+from onnxtrain.editing.working_copy.inputs import mark_image_inputs
 from onnxtrain.errors import DataError, ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.domains import NCHWC_DOMAIN
-from onnxtrain.losses.heads import tensor_spec
-from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.proto import drop_initializer_inputs, drop_own_import, unify_default_domain
 from onnxtrain.model_file.upgrade import upgrade_opset
-from onnxtrain.training.working_copy.inputs import mark_image_inputs
 
 _LEAST_OPSET = {8: 13, 4: 21}
 """Least opset by bits: 13 has scales per channel, 21 has int4."""

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.data.data_names import names_of_inputs, write_names
+from onnxtrain.data.model_inputs import tensor_spec
 from onnxtrain.data.naming import in_order, rows_to_inputs
 from onnxtrain.editing.head import replace_head
 from onnxtrain.editing.working import Model
@@ -24,7 +25,7 @@ from onnxtrain.errors._internal import public_names
 from onnxtrain.graph.patterns import Patterns
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
-from onnxtrain.losses.heads import named_output, tensor_spec
+from onnxtrain.losses.heads import named_output
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.probabilities import ScoreKind
 from onnxtrain.model_file.file import ModelFile

@@ -18,9 +18,9 @@ from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN, i
 from onnxtrain.graph.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.graph.value import constant_tensor, dimensions, is_float
 from onnxtrain.model_file.embedded_weights import attribute_weights
+from onnxtrain.model_file.exporters import NameOrigin, origin_of
 from onnxtrain.model_file.proto import all_nodes as nodes_of_proto
 from onnxtrain.parameters.classify import FILL, Tensor, classify, may_be_fresh, rotary_tables
-from onnxtrain.parameters.exporters import NameOrigin, origin_of
 from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import (
     SCALE,

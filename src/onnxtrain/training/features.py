@@ -13,6 +13,7 @@ from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import ArrayDataset
 from onnxtrain.data.base import share
 from onnxtrain.data.conversion import Array
+from onnxtrain.editing.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph.clone import ancestors, captured_values
 from onnxtrain.graph.passes import RANDOM
@@ -21,7 +22,6 @@ from onnxtrain.losses.heads import LossHead
 from onnxtrain.lowering.training_info.recipe import free_names
 from onnxtrain.model_file.large_data import free_memory
 from onnxtrain.training.objective import Objective, graph_values
-from onnxtrain.training.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
 
 Runner = Callable[[Sequence[str]], Callable[[Mapping[str, Array]], Mapping[str, Array]]]
 
@@ -34,11 +34,7 @@ class Divided(NamedTuple):
 
 
 def divide(objective: Objective) -> Divided:
-    """Divide an objective into frozen layers, which no step changes, and the trained part behind them.
-
-    A feature has one row per example. Where a value between the two parts has not, as a mask [1, tokens], the trained
-    part computes it, from values that have.
-    """
+    """Divide an objective into frozen layers and the trained part behind them, at values with one row per example."""
     own = objective.copy()
     graph = own.model.graph
     values = graph_values(graph)
@@ -78,7 +74,6 @@ def divide(objective: Objective) -> Divided:
 
 
 def _ends(objective: Objective, values: Mapping[str, ir.Value]) -> list[ir.Value]:
-    """Return the values of the graph that a step needs."""
     read = [value for head in objective.heads for value in (head.prediction, head.output)]
     statistics = [values[name] for name in objective.statistics.values()]
     wide = [values[name] for name in objective.wide.values()]
@@ -256,7 +251,6 @@ def _check_first(
 
 
 def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) -> None:
-    """Refuse features that are larger than the free memory, where the system says how much is free."""
     assert dataset.size is not None
     needed = sum(array.nbytes for array in features.values()) // rows * dataset.size
     free = free_memory()

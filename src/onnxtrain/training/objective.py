@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,9 @@ import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import to_numpy
-from onnxtrain.data.target_checks import check_weights
+from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
+from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
+from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import DOCUMENTS, dimensions
@@ -24,10 +26,9 @@ from onnxtrain.losses.heads import (
     are_none,
     is_float_tensor,
     metrics_of_heads,
-    tensor_spec,
     wrapped,
 )
-from onnxtrain.losses.partial_batches import FixedBatch, batch_axes, on_real_rows
+from onnxtrain.losses.partial_batches import batch_axes, on_real_rows
 from onnxtrain.lowering.training_info.recipe import Block, LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.lowering.training_info.rounding import Rounding
 from onnxtrain.operators.optimizer import Optimizer
@@ -39,8 +40,6 @@ from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import Initializer, untrainable
 from onnxtrain.training.advice.unreached import Unreached
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.working_copy.attention import numbers_documents, separate_documents
-from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Attached
@@ -113,6 +112,11 @@ class Objective:
         """Types, shapes and names of the model's inputs."""
         return [tensor_spec(value) for value in self.model.graph.inputs]
 
+    @property
+    def weights_spec(self) -> TensorSpec | None:
+        """Type, shape and name of the weights of examples; ``None`` without them."""
+        return None if self.weights is None else tensor_spec(self.weights)
+
     @cached_property
     def common(self) -> frozenset[str]:
         """Names of the inputs with one value for all examples."""
@@ -144,16 +148,23 @@ class Objective:
         for head in self.heads:
             head.check_batch_axis(axes.get(str(head.prediction.name)))
 
-    def accept(self, dataset: Dataset, weights: Any = None) -> Dataset:
-        """Convert a dataset to the targets and weights that the losses read, and check its values."""
+    def reading(
+        self, dataset: Dataset, labels: Sequence[str] | None, weights: Any, *, weighted: bool
+    ) -> tuple[Objective, Dataset]:
+        """Return the objective for the form of a dataset's targets, and the dataset as its losses read it, checked."""
+        forms = []
         for name, head in self.targets:
+            dataset = dataset.adapting(partial(head.adapt, labels=labels), name)
+            forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=dataset.size is not None))
+        own = self.with_forms(tuple(forms)).weighting(weighted)
+        for name, head in own.targets:
             dataset = dataset.expecting(head.spec, name)
         if weights is not None:
-            assert self.weights is not None
-            given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
-            dataset = dataset.with_weights(given, tensor_spec(self.weights))
-        dataset.validate({name: check for name, head in self.targets if (check := head.check) is not None})
-        return dataset
+            assert own.weights_spec is not None
+            given = weights if isinstance(weights, str) else to_numpy(weights, "sample_weight")
+            dataset = dataset.with_weights(given, own.weights_spec)
+        dataset.validate({name: check for name, head in own.targets if (check := head.check) is not None})
+        return own, dataset
 
     def check_some_counted(self, dataset: Dataset) -> None:
         """Refuse data whose labels are all ignored by the only loss."""

@@ -14,15 +14,12 @@ from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.trainable import Initializer
-from onnxtrain.training.advice.hints import QUANTIZED
+from onnxtrain.training.advice.hints import FOLDED, KEEP_BATCH_NORM, QUANTIZED
 from onnxtrain.training.advice.inspection import Inspection, inspect
 
 _NEWER = "torch.onnx.export(model.eval(), ..., dynamo=True)"
 _FREE_BATCH = (
     'dynamic_shapes={"x": {0: torch.export.Dim("batch")}} (or dynamic_axes={"x": {0: "batch"}} with dynamo=False)'
-)
-_KEEP_BATCH_NORM = (
-    "torch.onnx.export(..., optimize=False), or training=torch.onnx.TrainingMode.TRAINING with dynamo=False"
 )
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
@@ -172,12 +169,13 @@ def _folded(found: Inspection) -> Iterator[Finding]:
     convolutions = counts.get("Conv", 0)
     normalized = [name for name in counts if name.endswith("Normalization")]
     biases = sum("Conv" in row.uses and len(row.shape) == 1 for row in found.initializers)
-    if convolutions >= 3 and biases >= convolutions - 1 and not normalized:
+    known = any(text.startswith(FOLDED) for text in found.hints)
+    if convolutions >= 3 and biases >= convolutions - 1 and not normalized and not known:
         yield Finding(
             Severity.NOTE,
             f"{convolutions} convolutions have biases and none is normalized: if the program had batch normalization, "
             "the exporter folded it into them, and it cannot be trained any more.",
-            f"To keep it: {_KEEP_BATCH_NORM}.",
+            f"{KEEP_BATCH_NORM}.",
         )
 
 

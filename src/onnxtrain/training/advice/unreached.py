@@ -8,10 +8,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.path import Forward, Route, values_read
 from onnxtrain.errors.formatting import listed
+from onnxtrain.errors.hints import Hint
 from onnxtrain.graph.patterns import Patterns, escape, pattern_list
 from onnxtrain.graph.value import is_float
 from onnxtrain.parameters.trainable import UNREACHED, Initializer, parameter_table
-from onnxtrain.training.advice.hints import Hint
 
 _ROUNDING = ("Cast", "CastLike", "Ceil", "Floor", "Round", "Sign")
 """Operators that pass straight-through gradients alone; those that quantize have a hint of their own."""
@@ -44,7 +44,7 @@ class Unreached:
         if names := [name for name in chosen if name not in rounded]:
             made = {value for node in path for value in node.outputs}
             choosing = dict.fromkeys(node.op_type for node in choices if made.intersection(node.inputs))
-            yield Hint(_not_trained(names, choosing), surprising=False)
+            yield Hint(_not_trained(names, choosing))
 
     def _choices(self, ends: Sequence[str]) -> list[ir.Node]:
         """Return the comparisons and choices that some values depend on."""
@@ -73,7 +73,7 @@ class Unreached:
                 surprising=not chosen,
             )
         elif named and (outputs := [name for name in others if self._is_beside(name, ends)]):
-            yield Hint(f"No loss reads {listed(outputs)}; loss={{output: loss, ...}} takes one for each.", False)
+            yield Hint(f"No loss reads {listed(outputs)}; loss={{output: loss, ...}} takes one for each.")
 
     def _is_beside(self, output: str, ends: Sequence[str]) -> bool:
         """Return whether an output is neither computed from values with a loss nor the other way round."""

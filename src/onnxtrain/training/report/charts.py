@@ -352,7 +352,6 @@ def _legend(names: Sequence[str], title: str) -> tuple[str, int]:
 
 
 def _grid(up: Scale, across: Scale | None) -> str:
-    """Draw the lines and numbers of the axes."""
     found = []
     for mark in up.marks():
         y = up(mark)
@@ -382,7 +381,6 @@ def _axis_name(name: str, height: int) -> str:
 def _text(
     x: float, y: float, text: str, kind: str = "", *, anchor: str = "start", more: str = "", full: str | None = None
 ) -> str:
-    """Draw a text; ``full`` is shown as a tooltip where it is longer."""
     hint = "" if full is None or full == text else f"<title>{html.escape(visible(full))}</title>"
     content = html.escape(visible(text))
     where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" unicode-bidi="isolate"{more}'
@@ -390,7 +388,6 @@ def _text(
 
 
 def _shade(share: float) -> str:
-    """Return a colour between nearly white and the first colour."""
     first = [int(colours(1)[0][index : index + 2], 16) for index in (1, 3, 5)]
     mixed = [round(light + (part - light) * share**0.6) for light, part in zip((241, 245, 249), first, strict=True)]
     return "#" + "".join(f"{part:02x}" for part in mixed)

@@ -14,7 +14,7 @@ from onnxtrain.graph.clone import Values, all_nodes, captured_values, clone_node
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.replace import substitute_and_rename, take_over
 from onnxtrain.graph.value import KV_CACHES, RIGHT_PADDED, Dimension, behind, constant_tensor, dimensions, is_float
-from onnxtrain.parameters.exporters import optimum
+from onnxtrain.model_file.exporters import optimum
 
 _ROWS = 2
 """The axis of [batch, heads, rows, size] along which a cache grows."""
