@@ -4,7 +4,8 @@ Of the others, ``.ci/run`` takes one in four; the rest are marked ``sweep``, too
 itself, ``.ci/run`` takes the sample.
 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
-``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three; ``sampled(1)``: all.
+``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three; ``sampled(1)``: all, which suits tests that reflect
+over the product in a few milliseconds a case. As ``pytestmark`` it is for all tests of a file.
 
 A test of more than ``MANY`` cases without such a mark runs with one case in five.
 """
@@ -41,7 +42,7 @@ def _turn(number: int, count: int) -> int:
 
 def mark(items: Sequence[pytest.Item]) -> None:
     """Mark the cases outside the sample as thorough, and those that ``.ci/run`` leaves out as a sweep."""
-    for cases in _by_test(items, lambda item: item.get_closest_marker("sampled") is not None):
+    for cases in _by_test(items, lambda item: hasattr(item, "callspec") and item.get_closest_marker("sampled")):
         (kind,) = cases[0].get_closest_marker("sampled").args
         kept = places([case.callspec.params for case in cases], kind)
         left_out = [case for case, is_kept in zip(cases, kept, strict=True) if not is_kept]
@@ -58,7 +59,9 @@ def mark(items: Sequence[pytest.Item]) -> None:
                 case.add_marker("sweep")
 
 
-def _by_test(items: Sequence[pytest.Item], is_meant: Callable[[pytest.Function], bool]) -> list[list[pytest.Function]]:
+def _by_test(
+    items: Sequence[pytest.Item], is_meant: Callable[[pytest.Function], object]
+) -> list[list[pytest.Function]]:
     """Return the cases of each test."""
     tests: dict[str, list[pytest.Function]] = {}
     for item in items:

@@ -105,6 +105,7 @@ MODULES = (
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["", *MODULES.split(" ")])
 def test_dir_shows_public_names_only(name):
     module = getattr(onnxtrain, name) if name else onnxtrain

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A page, words of its sentence, and the test with the corpus of forms, files or values that shows it.

@@ -17,6 +17,8 @@ import onnxtrain
 from onnxtrain.graph.rule_registry import NEWEST
 from onnxtrain.operators import OPTIMIZERS
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 PUBLIC = {
     "__version__",
     "flower",

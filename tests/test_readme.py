@@ -142,6 +142,7 @@ def test_every_command_is_documented():
     assert all(f"| `{command}` |" in text for command in COMMANDS)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
@@ -155,6 +156,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_anchors_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([^)#]*\.md|)#([^)]+)\)", page.read_text()):

@@ -171,6 +171,7 @@ def test_the_short_form_reaches_its_figures(folder, images):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_recipe_is_complete(folder):
     loaded = runner.Recipe.load(folder)

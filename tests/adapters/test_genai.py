@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 TOKENS = np.arange(3, 12, dtype=np.int32)
 
 
-@pytest.fixture(scope="module", params=["fp32", "int4"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("int4", marks=pytest.mark.thorough)])
 def folder(request, tmp_path_factory):
     """Files that the builder writes for a small Llama."""
     parent = tmp_path_factory.mktemp("genai")

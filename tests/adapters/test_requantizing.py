@@ -145,6 +145,7 @@ LARGE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6}
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sampled("rate")
 @pytest.mark.parametrize("rate", [1e-4, 1e-3])
 @pytest.mark.parametrize(
     ("name", "own"),

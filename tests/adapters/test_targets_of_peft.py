@@ -77,6 +77,7 @@ def test_all_architectures_of_the_table_have_names_here():
     assert set(TABLE) == set(LAYERS)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("architecture", TABLE)
 def test_names_of_the_table_are_default_targets(architecture):
     names = [name for pattern in LAYERS[architecture].split() for name in alternatives(pattern)]

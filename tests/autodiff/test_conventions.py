@@ -167,6 +167,7 @@ ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
 """Rows that are more than a node and values."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("row", [pytest.param(row, id=f"{row.operator}-{i}") for i, row in enumerate(ROWS)])
 def test_gradient_is_as_documented(row: Row) -> None:
     found = gradients(row.operator, *row.inputs, **row.options)

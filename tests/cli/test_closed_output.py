@@ -46,24 +46,12 @@ def check_finished(folder: Path, arguments: tuple[str, ...] = FIT) -> None:
 def test_a_pipe_whose_reader_has_seen_enough(files, arguments) -> None:
     with start(files, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline()
+        assert process.stdout.readline().startswith(b"model.onnx: ")
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 0
     check_finished(files, arguments)
-
-
-def test_head(files) -> None:
-    command = " ".join((*ONNXTRAIN, *FIT))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])}
-    result = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command} | head -2"],
-        cwd=files, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert result.stdout.startswith("model.onnx: trains 67 of 67 weights")
-    assert result.stderr == ""
-    check_finished(files)
 
 
 @pytest.mark.sampled(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import subprocess
@@ -38,6 +39,7 @@ ELSEWHERE = {
 }
 
 
+@functools.cache
 def flags_of(command: str) -> dict[str, object]:
     """The flags of a command with their defaults, as cyclopts reads them."""
     app: App = build()
@@ -49,6 +51,7 @@ def flags_of(command: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("command", "function"),
     [
@@ -140,6 +143,7 @@ def test_no_command_gives_help(run):
     assert "Usage: onnxtrain COMMAND" in result.out
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("sentence", "expected"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -16,7 +17,11 @@ MOST = 80
 SHORT = ("fit", "prune", "export", "check", "evaluate")
 """Commands whose help leaves flags out."""
 
+PAGES: dict[tuple[str, ...], str] = {}
+"""Help by the arguments that ask for it, at the width of a pipe."""
 
+
+@functools.cache
 def arguments_of(command):
     """The flags and arguments of a command that help shows."""
     return [argument for argument in build()[command].assemble_argument_collection() if argument.show]
@@ -26,6 +31,18 @@ def groups_of(command):
     """The groups of the flags of a command."""
     groups = {group for argument in arguments_of(command) for group in argument.parameter.group}
     return {group.name for group in groups - {COMMON}}
+
+
+@pytest.fixture
+def shown(success):
+    """The help that flags ask for at the width of a pipe; each is made once for all tests of this file."""
+
+    def call(*flags):
+        if flags not in PAGES:
+            PAGES[flags] = success(*flags).out
+        return PAGES[flags]
+
+    return call
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -39,10 +56,10 @@ def test_the_help_of_every_command_has_two_screens_at_most(success, monkeypatch,
 
 
 @pytest.mark.parametrize("command", SHORT)
-def test_every_flag_is_in_one_group_and_in_all(success, command):
-    everything = success(command, "--help-all").out
-    short = success(command, "--help").out
-    pages = [success(command, "--help", name.lower()).out for name in groups_of(command)]
+def test_every_flag_is_in_one_group_and_in_all(shown, command):
+    everything = shown(command, "--help-all")
+    short = shown(command, "--help")
+    pages = [shown(command, "--help", name.lower()) for name in groups_of(command)]
     assert COMMON.name not in everything
     for argument in arguments_of(command):
         flag = re.compile(rf"│ (\*  |   )?{re.escape(argument.name)}(?![\w-])")
@@ -52,8 +69,8 @@ def test_every_flag_is_in_one_group_and_in_all(success, command):
     assert getattr(COMMANDS[command], "MORE_EXAMPLES", "").strip() in re.sub(r" +\n", "\n", everything)
 
 
-def test_the_short_help_has_what_most_people_need(success):
-    short = success("fit", "--help").out
+def test_the_short_help_has_what_most_people_need(shown):
+    short = shown("fit", "--help")
     wanted = "data target output loss optimizer learning-rate epochs batch-size validation metrics new-head lora train "
     wanted += "freeze provider config seed schedule checkpoint resume run"
     for name in wanted.split():
@@ -62,17 +79,17 @@ def test_the_short_help_has_what_most_people_need(success):
         assert kind in short.partition("Examples\n")[2], kind
 
 
-def test_a_group_is_shown_alone(success):
-    out = success("fit", "--help", "memory").out
+def test_a_group_is_shown_alone(shown):
+    out = shown("fit", "--help", "memory")
     assert {"--accumulate", "--recompute", "--precision", "--chunk"} <= set(re.findall(r"--[a-z]+", out))
     assert "--epochs" not in out
     assert "Examples" not in out
-    assert success("fit", "--help", "Memory").out == out
+    assert shown("fit", "--help", "Memory") == out
 
 
 @pytest.mark.parametrize("tokens", [("--help", "fit"), ("fit", "-h"), ("fit", "m.onnx", "--help")])
-def test_help_anywhere(success, tokens):
-    assert success(*tokens).out == success("fit", "--help").out
+def test_help_anywhere(shown, tokens):
+    assert shown(*tokens) == shown("fit", "--help")
 
 
 def test_an_unknown_group_is_one_sentence(run):

@@ -70,6 +70,7 @@ def test_on_a_full_error_stream_the_exit_code_tells(start, full_device):
     assert start("inspect", "missing.onnx", shell=f"2>{shlex.quote(str(full_device))}").returncode == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["inspect", "json"])
 def test_a_full_device_is_reported(command, start, full_device):
     result = start(*COMMANDS[command], shell=f"> {shlex.quote(str(full_device))}")

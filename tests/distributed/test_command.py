@@ -64,13 +64,13 @@ def test_what_compresses_gradients(given, found):
 
 @needs_mpi
 def test_a_process_that_hangs_is_named_and_the_checkpoint_is_good(folder):
-    arguments = ("--parallel", "mpi", "--processes", "2", "--checkpoint", "kept", "--epochs", "100000", "--wait", "10")
+    arguments = ("--parallel", "mpi", "--processes", "2", "--checkpoint", "kept", "--epochs", "100000", "--wait", "5")
     with started(folder, *FIT, *arguments) as launcher:
         wait_for(lambda: (folder / "kept").exists() and len(list((folder / "kept").glob("*.json"))) > 1)
         os.kill(ranks(launcher)[1], signal.SIGSTOP)
         _, errors = launcher.communicate(timeout=60)
     assert launcher.returncode not in (0, 1, 2)
-    assert errors.count("error: Rank 1 did not answer for 10 s") == 1, errors
+    assert errors.count("error: Rank 1 did not answer for 5 s") == 1, errors
     goes_on = mpiexec(1, *FIT, "--checkpoint", "kept", "--resume", "--change", "epochs", "--epochs", "1", cwd=folder)
     assert goes_on.returncode == 0, goes_on.stderr
 

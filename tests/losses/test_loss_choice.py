@@ -14,6 +14,8 @@ from onnxtrain.losses.loss_choice import resolve_loss
 from onnxtrain.operators.call_text import read_call, read_literal
 from sentences import raises_sentence
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),

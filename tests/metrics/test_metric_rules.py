@@ -53,6 +53,7 @@ def one(name, kind, truth, scores):
     return metric.result(metric.update(metric.start(), truth, scores))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_one_nan_score_makes_every_metric_nan(name, kind):
     truth, scores = data(kind)
@@ -67,6 +68,7 @@ def test_one_nan_score_makes_every_metric_nan(name, kind):
     assert np.isnan(metric.result(state))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 @pytest.mark.parametrize("cuts", [(1,), (30,), (7, 8, 50), tuple(range(1, 60))], ids=["1", "2", "4", "60"])
 def test_batches_give_every_metric_of_the_data_set(name, kind, cuts):
@@ -79,6 +81,7 @@ def test_batches_give_every_metric_of_the_data_set(name, kind, cuts):
     np.testing.assert_allclose(metric.result(state), one(name, kind, truth, scores), rtol=1e-9)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_no_examples_give_nan(name, kind):
     truth, scores = data(kind)
@@ -104,6 +107,7 @@ def test_nan_at_ignored_labels_is_skipped():
     assert np.isnan(later.result(later.update(later.start(), words, logits)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_metric_functions_return_nan_too(name):
     kind = BUILT_IN[name].reads[0]

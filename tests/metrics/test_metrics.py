@@ -286,6 +286,7 @@ LOSS_METRICS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("loss", LOSS_METRICS)  # the others are for predictions of other shapes
 def test_a_metric_is_for_the_predictions_of_some_losses(random, loss, name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import onnxruntime
 from onnx import helper
@@ -56,13 +58,19 @@ def session(
     )
     opsets = [helper.make_opsetid(domain, 1) for domain in (TRAINING, "onnxtrain")]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), *opsets], ir_version=8)
+    return _opened(model.SerializeToString(), path, threads, tuple(providers), profile)
+
+
+@functools.lru_cache(maxsize=200)
+def _opened(model, path, threads, providers, profile):
+    """A session, which takes ten times as long to open as to run: calls of the same graph share one."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     options.intra_op_num_threads = threads
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, profile
     options.register_custom_ops_library(path)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list(providers))
+    return onnxruntime.InferenceSession(model, options, providers=list(providers))
 
 
 def run_node(path, operator, inputs, outputs, feeds, attributes, threads=1, wanted=None):

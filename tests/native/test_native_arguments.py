@@ -14,6 +14,8 @@ from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.runtime import native
 from sentences import raises_sentence
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 FUNCTIONS = {name: getattr(kernels, name) for name in kernels.__all__ if name.endswith("_")}
 STATES = {
     f"{name.lower()}_": sum(state.used(entry.settings().node_attributes()) for state in entry.schema.states)

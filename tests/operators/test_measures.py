@@ -20,6 +20,8 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.examples import mlp, points
 from sentences import raises_sentence
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 # The square must be a normal number: a measure of a weight is one of its square.
 WEIGHTS = st.floats(-2, 2).filter(lambda u: u == 0 or abs(u) > 1e-150)
 EVERY = [(name, reweighting) for name in BUILT_IN for reweighting in ("l1", "l2")]

@@ -14,6 +14,8 @@ from onnxtrain.lowering.optimizer_bodies import lower_optimizers
 from onnxtrain.operators import OPTIMIZERS
 from sentences import raises_sentence
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 X = np.ones(2, np.float32)
 MOMENTUM = {"alpha": 0.9, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}
 

@@ -23,6 +23,8 @@ from onnxtrain.operators import OPTIMIZERS, Optimizer
 from onnxtrain.operators.registry import find, optimizers_in
 from optimizer_pages import FOLDER, example, pages
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 INDEPENDENT = ("Adagrad", "Adam", "AdamW", "LAMB", "Lion", "Momentum", "RMSprop", "SGD", "SSGD")
 """The optimizers with an implementation of their own in ``operator_pages``."""
 

@@ -10,6 +10,8 @@ from onnxtrain.errors import OptionError
 from onnxtrain.operators import LAMB, OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 from sentences import raises_sentence
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 SETTINGS = [entry.settings for entry in OPTIMIZERS.values()]
 
 

@@ -12,6 +12,8 @@ from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.operators.optimizer import setting_names
 from onnxtrain.operators.registry import choose_optimizer
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 
 @pytest.mark.parametrize(
     ("one", "other"),

@@ -21,6 +21,7 @@ def graph_inputs(made) -> list[np.ndarray]:
     return [R, T, *made.tensors]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shapes", ["static", "dynamic", "unknown"])
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
 def test_outputs_have_the_types_and_shapes_of_their_inputs(name, attributes, shapes):

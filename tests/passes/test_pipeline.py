@@ -20,6 +20,8 @@ from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.lowering.rewrite import Rewrite
 from onnxtrain.lowering.rules.kernels import KERNELS
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 HERE = Path(__file__).parent
 
 

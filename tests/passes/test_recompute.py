@@ -253,9 +253,9 @@ print(trainer.train_step(tokens, labels), peak() - before)
         ("adapters of all", True),
         pytest.param("adapters of all", False, marks=pytest.mark.thorough),
         pytest.param("weights", True, marks=pytest.mark.thorough),
-        pytest.param("weights", False, marks=pytest.mark.thorough),
-        pytest.param("adapters and norms", True, marks=pytest.mark.thorough),
-        pytest.param("DoRA", True, marks=pytest.mark.thorough),
+        pytest.param("weights", False, marks=[pytest.mark.thorough, pytest.mark.sweep]),
+        pytest.param("adapters and norms", True, marks=[pytest.mark.thorough, pytest.mark.sweep]),
+        pytest.param("DoRA", True, marks=[pytest.mark.thorough, pytest.mark.sweep]),
     ],
 )
 def test_of_a_layer_only_its_input_is_kept(trained, kernels) -> None:

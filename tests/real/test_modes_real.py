@@ -256,7 +256,7 @@ def partly(first: int, second: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_each_batch_normalization_trains_in_the_mode_of_the_file(first, second):
-    """Where the file sets some nodes to training mode, only these train; where it sets none, all do."""
+    """Only nodes that the file sets to training mode train; if it sets none, all do."""
     some = first != second
     subject = trainer(partly(first, second), batch_norm="train")
     modes = (first, second) if some else (1, 1)

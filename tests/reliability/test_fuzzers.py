@@ -21,7 +21,7 @@ _COUNTS = {
     "tables": (100, 2000, 50000),
     "texts": (60, 1000, 50000),
     "pages": (30, 300, 20000),
-    "interrupts": (3, 60, 1000),
+    "interrupts": (3, 30, 1000),
 }
 SOME, MORE, MOST = ({subject: counts[size] for subject, counts in _COUNTS.items()} for size in range(3))
 

@@ -74,6 +74,7 @@ print(onnxtrain.__file__)
     assert done.stdout.strip() == str(core / "onnxtrain" / "__init__.py")
 
 
+@pytest.mark.thorough
 def test_the_demo(core, tmp_path):
     pytest.importorskip("sklearn")
     done = run(core, "-m", "onnxtrain", "demo", folder=tmp_path)
@@ -98,6 +99,7 @@ for attempt in (lambda: onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="
     assert "module 'onnxtrain.losses' has no attribute 'DPO'" in done.stdout
 
 
+@pytest.mark.thorough
 def test_tests_of_schedules(core):
     assert passed(core, ("schedules",)) > 10
 

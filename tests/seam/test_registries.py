@@ -16,6 +16,8 @@ from onnxtrain.metrics import resolve_metric
 from onnxtrain.training.callbacks import CALLBACKS, Callback
 from sentences import raises_sentence
 
+pytestmark = pytest.mark.sampled(1)  # each case is cheap
+
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 LABELS = np.arange(12) % 3
 

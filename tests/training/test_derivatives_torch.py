@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,10 @@ class Twin:
         self.output = self.model.graph.output[0].name
         self.feeds = {name: one.numpy() for name, one in zip(self.names, self.inputs, strict=True)}
         self.parameters = self.shared_with(self.model)
+        self.draw_again()
+
+    def draw_again(self) -> None:
+        """Draw the same vectors from now on as in the beginning."""
         self._generator = np.random.default_rng(1)
 
     def shared_with(self, model: onnx.ModelProto) -> dict[str, Any]:
@@ -105,9 +111,16 @@ def composed_operators() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(fast)
 
 
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twin]:
+    """The twin of each name, exported once for all tests."""
+    return functools.cache(lambda name: Twin(name, tmp_path_factory.mktemp("twin")))
+
+
 @pytest.fixture
-def twin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Twin]:
-    made = Twin(request.param, tmp_path)  # exported with all kernels: without them the exporter fails now and then
+def twin(request: pytest.FixtureRequest, twins: Callable[[str], Twin]) -> Iterator[Twin]:
+    made = twins(request.param)  # exported with all kernels: without them the exporter fails now and then
+    made.draw_again()
     with composed_operators():
         yield made
 
@@ -167,11 +180,13 @@ def test_jacobians(twin: Twin) -> None:
         close(found[f"{name}_jacobian"], one)
 
 
-@pytest.mark.parametrize("name", ["two linear", "conv2d", "layer norm", "BERT"])
-def test_gradients_of_each_example(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["two linear", "conv2d", "layer norm", pytest.param("BERT", marks=pytest.mark.thorough)]
+)
+def test_gradients_of_each_example(name: str, twins: Callable[[str], Twin], tmp_path: Path) -> None:
     case = MODULES[name]
     free = "dynamo" if "dynamo" in case.free else "torchscript"
-    twin = Twin(name, tmp_path)
+    twin = copy.copy(twins(name))
     _, model = export(torch, case, tmp_path / "free.onnx", free, free=True, fresh=False)
     twin.model = model
     values = twin.shared_with(model)

@@ -214,7 +214,7 @@ def test_a_step_on_more_examples_than_the_model_takes_is_refused() -> None:
     ],
 )
 def test_steps_of_another_size_than_asked_for_get_a_hint(fixed, given, accumulate, step, more) -> None:
-    """What the hint advises makes the larger steps."""
+    """Take the advice of the hint: it makes the larger steps."""
     x, y = data("labels", 40)
     subject = Trainer(network(fixed), loss="softmax_cross_entropy", accumulate=accumulate)
     wanted = given.get("batch_size", 32)

@@ -173,7 +173,7 @@ def stress(trainer: onnxtrain.Trainer, folder: Path, seconds: float) -> None:
             raise
 
 
-@pytest.mark.parametrize("packed_after", [1, 100])
+@pytest.mark.parametrize("packed_after", [1, pytest.param(100, marks=pytest.mark.thorough)])
 def test_pairs_of_methods(packed_after, shared, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "_PACKED_AFTER", packed_after)
     stress(shared, tmp_path, 0.0)

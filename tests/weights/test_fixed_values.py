@@ -150,6 +150,7 @@ def kind(operator, array, dtype=np.float32):
     return fixed_matrix(np.asarray(array, dtype), [(node, 0 if operator == "Gather" else 1)])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("operator", "name"), [(op, name) for op, arrays in FIXED.items() for name in arrays])
 def test_fixed_matrices(operator, name):
     array = FIXED[operator][name]

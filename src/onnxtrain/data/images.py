@@ -21,6 +21,7 @@ from onnxtrain.data.files import GrowingArray, Reader, check_regular
 from onnxtrain.data.image_form import BYTES, Pixels, Resizing
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors._internal import ignored_warnings
+from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.spelling import checks_arguments
 
 _logger = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ def _attempt(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Ar
 
 
 def _report(broken: list[str], of: int, skip_broken: bool, advice: str) -> None:
-    names = ", ".join(f"'{name}'" for name in broken[:8]) + (", ..." if len(broken) > 8 else "")
+    names = listed((f"'{name}'" for name in broken), 8, counted=False)
     if skip_broken and len(broken) == of:
         raise DataError(f"none of {of} images can be read: {names}; give files that are images.").about(names, got=of)
     if not skip_broken:

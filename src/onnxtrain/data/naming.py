@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
 from onnxtrain.errors import DataError
+from onnxtrain.errors.formatting import listed
 
 
 class NoSuchArrayError(DataError):
@@ -433,8 +434,7 @@ def in_order(found: Sequence[str], spec: TensorSpec, subject: str) -> list[str]:
 
 def some_names(names: Iterable[str]) -> str:
     """Format names for a message."""
-    listed = list(names)
-    return ", ".join(f"'{name}'" for name in listed[:8]) + (", ..." if len(listed) > 8 else "")
+    return listed((f"'{name}'" for name in names), 8, counted=False)
 
 
 def as_input(column: Array, spec: TensorSpec) -> Array:

@@ -22,7 +22,7 @@ from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.bounds import Fact, Facts
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.declared_shapes import all_values, declared_otherwise
 from onnxtrain.graph.passes import remove_unused
 from onnxtrain.graph.replace import substitute
@@ -300,7 +300,7 @@ def per_example_gradients(
     grads = dict(zip(gradients.values(), new, strict=True))
     aside = {str(value.name): working.free_name(f"{value.name}.example") for value in (*graph.inputs, *graph.outputs)}
     op = Builder(graph, working.opset)
-    whole = {name: _stacked_input(working, value) for name, value in batched.items()}
+    whole = {name: _stacked_input(value) for name, value in batched.items()}
     pairs = {value: op.wrap(whole[name]) for name, value in batched.items()}
     outputs = list(graph.outputs)
     names = [str(value.name) for value in outputs]
@@ -485,7 +485,7 @@ def _scan(op: Builder, pairs: dict[ir.Value, Value], outputs: Sequence[ir.Value]
     dependent = set(pairs)
     moved = []
     for node in graph:
-        if any(value in dependent for value in (*node.inputs, *captured_values(node))):
+        if any(value in dependent for value in values_read(node)):
             moved.append(node)
             dependent.update(node.outputs)
     for value, substitute_value in inside.items():
@@ -538,7 +538,7 @@ def _batch_inputs(graph: ir.Graph, given: Names) -> dict[str, ir.Value]:
     return {str(value.name): value for value in values}
 
 
-def _stacked_input(working: Working, value: ir.Value) -> ir.Value:
+def _stacked_input(value: ir.Value) -> ir.Value:
     """Return a new input with the examples of the whole batch."""
     axes = dimensions(value) or ()
     first = axes[0] if not isinstance(axes[0], int) else "N"

@@ -14,7 +14,7 @@ from onnxtrain.editing.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.domains import LABELS, REPLACED_WEIGHT
 from onnxtrain.graph.inference import keeps_shape
 from onnxtrain.graph.layers import orientation, reads_transposed
@@ -209,7 +209,7 @@ def _find(working: Working, end: ir.Value) -> ir.Node:
             continue
         if _is_head(working, node):
             return node
-        needed.update(value for value in (*node.inputs, *captured_values(node)) if value is not None)
+        needed.update(values_read(node))
     raise OptionError(
         f"The output {end.name!r} depends on no {', '.join(_HEADS[:-1])} or {_HEADS[-1]} with a weight of its own, so "
         "there is no head to replace; use cut and append."
@@ -320,7 +320,7 @@ def _fit_tail(working: Working, head: ir.Value, old: int, new: int) -> None:
     """Adapt the nodes behind a head to its new number of classes, in place."""
     behind, sizes = {head}, set[ir.Value]()
     for node in working.graph:
-        read = [value for value in (*node.inputs, *captured_values(node)) if value is not None]
+        read = values_read(node)
         if not any(value in behind or value in sizes for value in read):
             continue
         if not any(value in behind for value in read):  # computes with shapes only

@@ -19,6 +19,7 @@ from onnxtrain.data.data_names import read_names
 from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
 from onnxtrain.editing.working_copy.inputs import mark_image_inputs
 from onnxtrain.errors import DataError, ModelError, OptionError
+from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.domains import NCHWC_DOMAIN
 from onnxtrain.model_file.file import ModelFile
@@ -147,9 +148,8 @@ def _run_quantizer(
         logger.setLevel(level)
         onnxruntime.set_default_logger_severity(2)
     if masked:
-        names = ", ".join(masked[:3]) + (", ..." if len(masked) > 3 else "")
         text = "%d nodes stay in float: masks of infinite or huge numbers leave their other values no steps (%s)."
-        _logger.warning(text, len(masked), names)
+        _logger.warning(text, len(masked), listed(masked, counted=False))
 
 
 def _scales(model: onnx.ModelProto) -> dict[str, float]:

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.clone import computed_from, subgraphs
 from onnxtrain.graph.declared_shapes import forget_shapes
 from onnxtrain.graph.passes import remove_unused
 from onnxtrain.graph.shapes import infer_shapes
@@ -92,22 +92,14 @@ class Working:
         self.graph.register_initializer(value)
         return value
 
-    def computed_from(self, values: Iterable[ir.Value]) -> set[ir.Value]:
-        """Return values, and all of the main graph that is computed from them."""
-        found = set(values)
-        for node in self.graph:
-            if any(value in found for value in (*node.inputs, *captured_values(node))):
-                found.update(node.outputs)
-        return found
-
     def follow_from_weights(self, values: Iterable[ir.Value | None]) -> bool:
         """Return whether values depend on weights alone, not on a graph input."""
-        fed = self.computed_from(value for value in self.graph.inputs if not value.is_initializer())
+        fed = computed_from(self.graph, (value for value in self.graph.inputs if not value.is_initializer()))
         return all(value is not None and value not in fed for value in values)
 
     def forget_behind(self, values: Iterable[ir.Value]) -> None:
         """Forget the shapes of values and of all that is computed from them."""
-        known = self.computed_from(values)
+        known = computed_from(self.graph, values)
         for node in dict.fromkeys(value.producer() for value in known):
             for body in () if node is None else subgraphs(node):
                 forget_shapes(body)

@@ -119,7 +119,7 @@ def _is_int(size: Dimension) -> bool:
 
 def _listed(node: ir.Node, name: str, index: int, rank: int) -> int:
     """Return an axis that an attribute of Scan lists; 0 by default."""
-    axes = node.attributes[name].as_ints() if name in node.attributes else []
+    axes = node.attributes.get_ints(name, ())
     return axes[index] % max(rank, 1) if 0 <= index < len(axes) else 0
 
 

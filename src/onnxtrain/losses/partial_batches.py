@@ -17,7 +17,7 @@ from onnxtrain.data.model_inputs import FixedBatch
 from onnxtrain.errors import DataError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.batch_axis import ONE, BatchAxes
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import computed_from
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
 from onnxtrain.losses.heads import REAL_ROWS, LossHead, wrapped
@@ -90,12 +90,9 @@ def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | N
     """Find the batch axis of each value; ``None`` where it has none, and no entry where its nodes do not tell."""
     fixed, graph = FixedBatch.of(model.graph), model.graph
     axes = BatchAxes.of_inputs(graph, None if fixed is None else fixed.size)
-    reached = set(axes)
+    reached = computed_from(graph, axes)
     symbols = {shape[0] for value in axes if (shape := dimensions(value)) and isinstance(shape[0], str)}
     axes.follow(graph)
-    for node in graph:
-        if any(value in reached for value in (*node.inputs, *captured_values(node))):
-            reached.update(node.outputs)
     found: dict[str, int | None] = {}
     for value in values:
         named = [axis for axis, size in enumerate(dimensions(value) or ()) if size in symbols]

@@ -197,7 +197,7 @@ def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
         readers = [reader for reader in _element_readers(model.graph.initializers[name]) if reader[0] in order]
         nodes = sorted({node for node, _ in readers}, key=order.__getitem__)
         if len(nodes) > 1 and not _are_parts(model.graph.initializers[name], nodes):
-            found[name] = f"{len(nodes)} nodes ({_first([_label(node) for node in nodes])})"
+            found[name] = f"{len(nodes)} nodes ({listed([_label(node) for node in nodes], counted=False)})"
         elif len(nodes) == 1:
             slots = sorted(index for _, index in readers)
             roles = [role for index in slots if (role := role_of(nodes[0].op_type, index))]
@@ -226,10 +226,6 @@ def _are_parts(value: ir.Value, nodes: Sequence[ir.Node]) -> bool:
 
 def _label(node: ir.Node) -> str:
     return node.name or f"{node.op_type} ({node.outputs[0].name})"
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 _ELSEWHERE = "sparse, or its data is in another file; write the model with it as an initializer"

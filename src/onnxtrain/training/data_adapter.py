@@ -35,7 +35,6 @@ class DataAdapter:
     def __init__(
         self,
         names: DataNames,
-        *,
         numbered: bool = False,
         folder: Path | None = None,
         recorded: tuple[str, ...] = (),
@@ -51,9 +50,9 @@ class DataAdapter:
         self._learning = threading.RLock()
         self._plan: _Plan | None = None
 
-    def copy(self) -> DataAdapter:
-        """Return an adapter with the same names."""
-        return DataAdapter(self.names, numbered=self.numbered, folder=self.folder, recorded=self.recorded)
+    def __reduce__(self) -> tuple[type[DataAdapter], tuple[Any, ...]]:
+        """A copy, here or in another process, has the same names and labels."""
+        return DataAdapter, (self.names, self.numbered, self.folder, self.recorded)
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
         """Record the column names of more data; known names do not change."""

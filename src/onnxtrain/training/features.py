@@ -15,7 +15,7 @@ from onnxtrain.data.base import share
 from onnxtrain.data.conversion import Array
 from onnxtrain.editing.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.graph.clone import ancestors, captured_values
+from onnxtrain.graph.clone import needed_for, values_read
 from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.losses.heads import LossHead
@@ -39,7 +39,7 @@ def divide(objective: Objective) -> Divided:
     graph = own.model.graph
     values = graph_values(graph)
     ends = _ends(own, values)
-    needed = ancestors(producer for value in ends if (producer := value.producer()) is not None)
+    needed = needed_for(ends)
     moving = {values[name] for name in own.parameters}
     varying = set(graph.inputs)
     trained: set[ir.Node] = set()
@@ -47,7 +47,7 @@ def divide(objective: Objective) -> Divided:
     for node in graph:
         if node not in needed:
             continue
-        read = _read(node)
+        read = values_read(node)
         if any(value in moving for value in read):
             trained.add(node)
             moving.update(node.outputs)
@@ -56,8 +56,8 @@ def divide(objective: Objective) -> Divided:
             varying.update(node.outputs)
     symbols = {shape[0] for value in graph.inputs if (shape := dimensions(value))} - {None}
     features = _features(frozen, trained, ends, varying, symbols)
-    before = ancestors(producer for value in features if (producer := value.producer()) is not None)
-    if not any(_is_weight(value) and value not in varying for node in before & frozen for value in _read(node)):
+    before = needed_for(features)
+    if not any(_is_weight(value) and value not in varying for node in before & frozen for value in values_read(node)):
         first = next((row.name for row in own.table if row.trainable), None)
         raise OptionError(
             "cache_features keeps what frozen layers compute, but no frozen layer comes before the first trained one "
@@ -78,10 +78,6 @@ def _ends(objective: Objective, values: Mapping[str, ir.Value]) -> list[ir.Value
     statistics = [values[name] for name in objective.statistics.values()]
     wide = [values[name] for name in objective.wide.values()]
     return list(dict.fromkeys([*(read or [objective.prediction]), *statistics, *wide]))
-
-
-def _read(node: ir.Node) -> list[ir.Value]:
-    return [value for value in (*node.inputs, *captured_values(node)) if value is not None]
 
 
 def _is_weight(value: ir.Value) -> bool:
@@ -105,7 +101,7 @@ def _features(
     symbols: set[int | str | None],
 ) -> list[ir.Value]:
     """Return the values that the trained part reads, all with one row per example; move other nodes to that part."""
-    waiting = [value for node in trained for value in _read(node)] + [value for value in ends if value in varying]
+    waiting = [value for node in trained for value in values_read(node)] + [value for value in ends if value in varying]
     found: dict[ir.Value, None] = {}
     while waiting:
         value = waiting.pop()
@@ -121,7 +117,7 @@ def _features(
             found[value] = None
         elif producer in frozen:
             frozen.remove(producer)
-            waiting += _read(producer)
+            waiting += values_read(producer)
     return sorted(found, key=lambda value: str(value.name))
 
 
@@ -144,7 +140,7 @@ def _cut(own: Objective, features: list[ir.Value], ends: list[ir.Value]) -> Divi
             instead[value] = same.outputs[0]
             graph.append(same)
     ends = [instead.get(value, value) for value in ends]
-    kept = ancestors(producer for value in ends if (producer := value.producer()) is not None)
+    kept = needed_for(ends)
     graph.outputs[:] = ends
     graph.remove([node for node in graph if node not in kept], safe=True)
     graph.inputs[:] = inputs.values()

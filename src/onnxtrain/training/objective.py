@@ -457,7 +457,7 @@ class Objective:
             scalar = prediction if prediction.rank == 0 else op.reshape(prediction, op.ints()).with_shape(())
             return [LossTerms(scalar, _batch_size(op, self.model.graph, prediction))]
         weights = None if self.weights is None else op.wrap(self.weights)
-        terms = [reduced(op, head.loss, head.build(op, weights)) for head in self.heads]
+        terms = [reduced(head.loss, head.build(op, weights)) for head in self.heads]
         factor = self.heads[0].loss.weight
         if self.several or factor == 1.0:
             return terms

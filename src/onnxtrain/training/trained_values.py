@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -118,7 +119,7 @@ class TrainedValues:
         """
         config = dataclasses.replace(self.config, **changes)
         with self._state.snapshot() as state:
-            return self._of(config, objective or self.objective, dict(state.trained), self.data_adapter.copy())
+            return self._of(config, objective or self.objective, dict(state.trained), copy.copy(self.data_adapter))
 
     def __repr__(self) -> str:
         loss = self.objective.loss
@@ -376,7 +377,7 @@ class TrainedValues:
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
         """Return an independent copy with the current state; both share the immutable file."""
         with self.executor.states.snapshot() as states:
-            found = self._of(self.config, None, states, self.data_adapter.copy())
+            found = self._of(self.config, None, states, copy.copy(self.data_adapter))
         found._rate, found._state.epochs = self._rate.copy(), self._state.epochs
         memory[id(self)] = found
         return found
@@ -384,12 +385,7 @@ class TrainedValues:
     def __getstate__(self) -> dict[str, Any]:
         """Return the model with its current weights, and all states, for another process."""
         fields = {name: value for name, value in vars(self.config).items() if name != "model"}
-        data = (
-            self.data_adapter.names,
-            self.data_adapter.numbered,
-            self.data_adapter.folder,
-            self.data_adapter.recorded,
-        )
+        data = copy.copy(self.data_adapter)
         kept = {"fields": fields, "rate": self._rate.copy(), "epochs": self._state.epochs, "data": data}
         adapted = self.objective.adapted
         with self._state.snapshot(everything=True) as state:
@@ -403,9 +399,7 @@ class TrainedValues:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the pickled state with a new session."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
-        names, numbered, folder, recorded = state["data"]
-        data = DataAdapter(names, numbered=numbered, folder=folder, recorded=recorded)
-        self._start(TrainingConfig(model=file, **state["fields"]), None, state["states"], data)
+        self._start(TrainingConfig(model=file, **state["fields"]), None, state["states"], state["data"])
         self._rate, self._state.epochs = state["rate"], state.get("epochs", 0)
 
     @checks_arguments

@@ -77,6 +77,7 @@ def network(request, tmp_path_factory):
     return path
 
 
+@pytest.mark.sampled("flops")
 @pytest.mark.parametrize("flops", [0.4, 0.55, 0.7])
 def test_channels_go_and_the_accuracy_stays(network, flops):
     how = {"loss": "softmax_cross_entropy", "validation": TEST, "structure": "channels", "flops": flops}

@@ -76,6 +76,7 @@ def test_the_step_holds_no_logits():
     assert not [node for node in step.graph.node if "logits" in node.output]
 
 
+@pytest.mark.thorough  # tests/losses/test_chunks.py does the same for a loss by tokens
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_memory_falls():
     """All logits take 41 MB: three times as much without chunks, and little for 64 tokens at a time."""

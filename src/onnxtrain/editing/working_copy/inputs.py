@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import COMMON, PIXELS, TABLE_ROWS, behind, constant_array, dimensions, is_float
 from onnxtrain.parameters.readers import REARRANGING, Reader, arrivals
@@ -33,7 +33,7 @@ def refuse_texts(graph: ir.Graph) -> None:
         return
     names, ends = ", ".join(repr(value.name) for value in graph.inputs if value in texts), []
     for node in graph:
-        if any(value in texts for value in (*node.inputs, *captured_values(node))):
+        if any(value in texts for value in values_read(node)):
             texts.update(value for value in node.outputs if value.dtype in (ir.DataType.STRING, None))  # a Tokenizer's
             ends += [value.name for value in node.outputs if value not in texts and value.uses()]
     raise ModelError(

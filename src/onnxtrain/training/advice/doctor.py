@@ -11,6 +11,7 @@ from enum import Enum
 import onnx
 
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.trainable import Initializer
@@ -156,10 +157,10 @@ def _fixed_batch(found: Inspection) -> Iterator[Finding]:
 def _cache_inputs(found: Inspection) -> Iterator[Finding]:
     names = found.cache_inputs
     if names:
-        listed = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+        some = listed(names, 2, counted=False)
         yield Finding(
             Severity.NOTE,
-            f"Training starts from an empty KV cache: {len(names)} inputs ({listed}) are left out, so that data need "
+            f"Training starts from an empty KV cache: {len(names)} inputs ({some}) are left out, so that data need "
             "not have them, and may have them without rows. The saved file keeps them.",
         )
 

@@ -307,8 +307,8 @@ def _quantized(model: ir.Model, table: Sequence[Initializer], *, qat: bool, stra
         parts.append("no gradient passes its rounding, so that weights in front of it are not trained")
     if untrained:
         total = untrained + sum(row.size for row in table if row.trainable)
-        listed = ", ".join(list(integers)[:3]) + (", ..." if len(integers) > 3 else "")
-        parts.append(f"{untrained:,} of {total:,} elements of its weights are integers ({listed}) and not trained")
+        some = listed(integers, counted=False)
+        parts.append(f"{untrained:,} of {total:,} elements of its weights are integers ({some}) and not trained")
     if not parts:
         return
     advice = []
