@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.path import Forward, Route, values_read
+from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.hints import Hint
+from onnxtrain.graph.clone import needed_for
 from onnxtrain.graph.patterns import Patterns, escape, pattern_list
 from onnxtrain.graph.value import is_float
 from onnxtrain.parameters.trainable import UNREACHED, Initializer, parameter_table
@@ -38,22 +39,14 @@ class Unreached:
         if rounding:
             told = "straight_through=True passes it on unchanged (straight-through estimator)."
             yield Hint(f"{_not_trained(rounded, rounding)} {told}", surprising=True)
-        choices = self._choices(ends) if self._lost else []
+        needed = needed_for(self._values(ends)) if self._lost else set()
+        choices = [node for node in self._model.graph if node in needed and node.op_type in _CHOOSING]
         read = [str(value.name) for node in choices for value in node.inputs if value is not None]
         chosen, path = self._reached(read, straight_through=False)
         if names := [name for name in chosen if name not in rounded]:
             made = {value for node in path for value in node.outputs}
             choosing = dict.fromkeys(node.op_type for node in choices if made.intersection(node.inputs))
             yield Hint(_not_trained(names, choosing))
-
-    def _choices(self, ends: Sequence[str]) -> list[ir.Node]:
-        """Return the comparisons and choices that some values depend on."""
-        needed, found = set(self._values(ends)), []
-        for node in reversed(self._model.graph):
-            if not needed.isdisjoint(node.outputs):
-                needed.update(values_read(node))
-                found += [node] if node.op_type in _CHOOSING and not node.domain else []
-        return found
 
     def of_outputs(
         self, ends: Sequence[str], others: Sequence[str], *, straight_through: bool, chosen: bool, named: bool
