@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from onnxtrain.data.base import NO_CHECKS, Batch, Column, Dataset, check_columns, converted
-from onnxtrain.data.conversion import Array, TensorSpec, to_numpy
+from onnxtrain.data.conversion import Array, TensorSpec, time_first, to_numpy
 from onnxtrain.data.naming import Wanted
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError
@@ -41,7 +41,8 @@ class IterableDataset(Dataset):
     def __init__(
         self, source: Iterable[object] | Callable[[], Iterable[object]], wanted: Wanted, *, whole: bool = False
     ) -> None:
-        self._source, self._wanted, self._whole = source, wanted, whole
+        self._source, self._wanted, self._time_first = source, wanted, time_first(wanted.specs)
+        self._whole = whole or self._time_first is not None
         self._form: _Form | None = None  # of the last batch
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in wanted.specs if not spec.beside}

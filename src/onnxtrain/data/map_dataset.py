@@ -101,6 +101,7 @@ class MapDataset(IterableDataset):
         self.size = len(self._indices)
         if not self.size:
             raise DataError(f"{name} is empty; at least one example is needed.").about(name)
+        self.check_cut()
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from onnxtrain.data.base import Batch, share
 from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.image_form import BYTES
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.graph.value import COMMON, DOCUMENTS, KV_CACHES, PIXELS, RIGHT_PADDED, TABLE_ROWS, dimensions
+from onnxtrain.graph.value import COMMON, DOCUMENTS, KV_CACHES, PIXELS, RIGHT_PADDED, TABLE_ROWS, TIME_FIRST, dimensions
 
 
 def is_common(value: ir.Value) -> bool:
@@ -34,6 +34,7 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
         documents=value.meta.get(DOCUMENTS) == "numbers",
         pixels=BYTES if value.meta.get(PIXELS) else None,
         common=is_common(value),
+        time_of=value.meta.get(TIME_FIRST, (None,))[0],
     )
 
 
@@ -50,7 +51,9 @@ class FixedBatch(NamedTuple):
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """Read the fixed batch size of a graph; return ``None`` for a dynamic one."""
+        """Read the fixed batch size of a graph; return ``None`` for a dynamic one, or where an input has time first."""
+        if any(TIME_FIRST in value.meta for value in graph.inputs):
+            return None
         sizes = {
             str(value.name): shape[0] for value in graph.inputs if not is_common(value) and (shape := dimensions(value))
         }

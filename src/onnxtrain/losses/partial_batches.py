@@ -91,7 +91,8 @@ def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | N
     fixed, graph = FixedBatch.of(model.graph), model.graph
     axes = BatchAxes.of_inputs(graph, None if fixed is None else fixed.size)
     reached = computed_from(graph, axes)
-    symbols = {shape[0] for value in axes if (shape := dimensions(value)) and isinstance(shape[0], str)}
+    sizes = {shape[own.axis] for value, own in axes.items() if (shape := dimensions(value))}
+    symbols = {size for size in sizes if isinstance(size, str)}
     axes.follow(graph)
     found: dict[str, int | None] = {}
     for value in values:

@@ -159,6 +159,10 @@ class Loop:
         communicator = options.executor.config.parallel
         self._communicator: Communicator = communicator or Single()
         self._shared = options.executor.share(features or dataset)
+        self._shared.check_cut(options.batch_size, shuffle=options.given.shuffle)
+        self._evaluated = max(options.batch_size, 64)
+        if validation is not None:
+            validation[0].check_cut(self._evaluated)
         # rank 0 alone reads and writes checkpoints
         self._store = None if self._communicator.rank else options.checkpoints.store
         several = self._communicator.size > 1
@@ -334,8 +338,7 @@ class Loop:
         progress.metrics = parts
         if self._validation is not None:
             dataset, evaluator = self._validation
-            size = max(options.batch_size, 64)
-            measured = evaluator.evaluate(dataset, size, options.metrics, self._communicator)
+            measured = evaluator.evaluate(dataset, self._evaluated, options.metrics, self._communicator)
             progress.metrics |= {VALIDATION + name: value for name, value in measured.items()}
         options.callbacks.on_epoch_end(progress)
         self._decide_once()

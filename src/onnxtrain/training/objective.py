@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset, TensorSpec
-from onnxtrain.data.conversion import to_numpy
+from onnxtrain.data.conversion import time_first, to_numpy
 from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
 from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
 from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
@@ -118,12 +118,19 @@ class Objective:
         return None if self.weights is None else tensor_spec(self.weights)
 
     @cached_property
+    def time_first(self) -> TensorSpec | None:
+        """The first input whose first axis is time; ``None`` without one."""
+        return time_first(self.inputs)
+
+    @cached_property
     def common(self) -> frozenset[str]:
         """Names of the inputs with one value for all examples."""
         return frozenset(spec.name for spec in self.inputs if spec.common)
 
     def some_rows(self, feeds: Mapping[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
         """Return some rows of the arrays of a step; those with one value for all examples stay."""
+        if self.time_first is not None:
+            self.time_first.check_cut("train without accumulate, in one process")
         return {name: array if not array.ndim or name in self.common else array[rows] for name, array in feeds.items()}
 
     @cached_property
@@ -143,8 +150,10 @@ class Objective:
         return replace(spec, shape=(None, *spec.shape[1:]))
 
     def check_batch_axes(self) -> None:
-        """Refuse data sets for a model whose outputs have the batch on another axis than 0."""
-        axes = batch_axes(self.model, [head.prediction for head in self.heads]) if self.heads else {}
+        """Refuse data sets for a model whose outputs alone have the batch on another axis than 0."""
+        if not self.heads or self.time_first is not None:
+            return  # arrays for inputs with time first are not cut
+        axes = batch_axes(self.model, [head.prediction for head in self.heads])
         for head in self.heads:
             head.check_batch_axis(axes.get(str(head.prediction.name)))
 
@@ -400,7 +409,7 @@ class Objective:
     def copy(self) -> Objective:
         """Return the objective on a clone of its graph."""
         model = self.model.clone()
-        values = graph_values(model.graph)
+        values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
 
         def own(value: ir.Value) -> ir.Value:
             return values[str(value.name)]
@@ -468,12 +477,6 @@ def of_model(model: ir.Model) -> Objective:
     """Return the objective of a model without a loss, for predictions."""
     output = model.graph.outputs[0]
     return Objective(model, output, names=Names.beside(model.graph))
-
-
-def graph_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Return the values of a graph by name."""
-    values = {str(output.name): output for node in graph for output in node.outputs}
-    return values | {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
 
 
 def _batch_size(op: Builder, graph: ir.Graph, like: Value) -> Value:

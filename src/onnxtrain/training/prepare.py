@@ -16,7 +16,7 @@ from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.data.model_inputs import FixedBatch
 from onnxtrain.editing.working_copy.attention import separate_head_norms
-from onnxtrain.editing.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
+from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
 from onnxtrain.editing.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
 from onnxtrain.editing.working_copy.stops import stop_as_program
 from onnxtrain.editing.working_copy.training_modes import Modes, find_layers, set_modes
@@ -65,7 +65,7 @@ from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter
 from onnxtrain.training.advice.hints import dropped_biases, find_hints
 from onnxtrain.training.advice.unreached import Unreached
 from onnxtrain.training.config import ModelOptions, TrainingConfig
-from onnxtrain.training.objective import Objective, graph_values
+from onnxtrain.training.objective import Objective
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Attached
@@ -109,7 +109,7 @@ def prepare(
     mark_image_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
-    mark_common_inputs(model.graph)
+    mark_first_axes(model.graph)
     separate_head_norms(model)
     if repeated is None:
         fixed = FixedBatch.of(model.graph)
@@ -252,7 +252,7 @@ def _table(
     if not is_expanded(Forward.of(copy, straight_through=straight_through), Route(predictions, xs)):
         copy = copy.clone()
     graph = copy.graph
-    values = graph_values(graph)
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     ys = [values[str(prediction.name)] for prediction in predictions]
     rows = parameter_table(
         copy,
@@ -271,7 +271,11 @@ def _table(
         trained = [graph.initializers[row.name] for row in rows if row.trainable]
         forward = Forward.of(copy, straight_through=straight_through)
         names = [str(prediction.name) for prediction in predictions]
-        if missing := [node for name in names for node in missing_rules(forward, graph_values(graph)[name], trained)]:
+        missing: list[ir.Node] = []
+        for name in names:
+            values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)  # the search expands functions
+            missing += missing_rules(forward, values[name], trained)
+        if missing:
             raise GradientError(missing_rules_message(dict.fromkeys(missing), graph.opset_imports))
     return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
 

@@ -12,8 +12,10 @@ from onnxtrain.editing.working_copy.kv_cache import cache_hints
 from onnxtrain.editing.working_copy.training_modes import LayerCounts, is_batch_norm, normalizes_batches
 from onnxtrain.errors.formatting import listed, plural
 from onnxtrain.errors.hints import Hint
+from onnxtrain.graph.batch_axis import named_time_first
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.upstream.sessions import mixed_two_bits
+from onnxtrain.graph.value import TIME_FIRST
 from onnxtrain.model_file.exporters import gives, module_of
 from onnxtrain.model_file.exporters.pytorch import (
     CALL,
@@ -100,7 +102,33 @@ def find_hints(
         *_dropout(layers, drop=dropout),
         *_random(layers.random),
         *_unread(model.graph),
+        *_named_time_first(model.graph),
     ]
+
+
+def proved_time_first(graph: ir.Graph) -> Iterator[Hint]:
+    """Name inputs whose first axis is the time of a recurrent node, which matters where data are cut into batches."""
+    for value in graph.inputs:
+        if TIME_FIRST in value.meta:
+            yield Hint(
+                f"The first axis of the input {value.name!r} is the time of {value.meta[TIME_FIRST][0]}, not the axis "
+                "of examples: fit takes ready batches, as an iterable, and no arrays, which it would cut along time. "
+                "For arrays, export the model with batch_first=True.",
+                surprising=False,
+            )
+
+
+def _named_time_first(graph: ir.Graph) -> Iterator[Hint]:
+    """Name inputs whose axes are named as if time came first, and that no recurrent node reads so."""
+    for value in graph.inputs:
+        names = named_time_first(value)
+        if names and TIME_FIRST not in value.meta:
+            yield Hint(
+                f"The axes of the input {value.name!r} are named {names[0]!r} and {names[1]!r}, as if time came first, "
+                "but data are cut into batches along the first axis: export the model with batch_first=True, or give "
+                "ready batches, as an iterable.",
+                surprising=True,
+            )
 
 
 def _two_bits(model: ir.Model) -> Iterator[Hint]:

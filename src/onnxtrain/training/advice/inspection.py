@@ -18,7 +18,7 @@ from onnxtrain.autodiff.missing import missing_rules
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.data.model_inputs import FixedBatch
-from onnxtrain.editing.working_copy.inputs import mark_common_inputs
+from onnxtrain.editing.working_copy.inputs import mark_first_axes
 from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.editing.working_copy.stops import stop_as_program
 from onnxtrain.editing.working_copy.training_modes import find_layers, set_inference
@@ -34,7 +34,7 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.ties import declared_learned, find_copies, find_repeated
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
-from onnxtrain.training.advice.hints import dropped_biases, find_hints
+from onnxtrain.training.advice.hints import dropped_biases, find_hints, proved_time_first
 from onnxtrain.training.advice.unreached import Unreached
 
 
@@ -187,7 +187,7 @@ def inspect(
         loss = find_value(copy.graph, output, "output")
     elif any(map(is_float_tensor, copy.graph.outputs)):
         loss = named_output(copy.graph, None)
-    mark_common_inputs(working.graph)
+    mark_first_axes(working.graph)
     fixed = FixedBatch.of(working.graph)
     learned = declared_learned(copy, find_repeated(working, None if fixed is None else fixed.size))
     others = partial(other_tensors, file.proto)
@@ -203,9 +203,9 @@ def inspect(
         unstopped=unstopped,
         table=table,
     )
+    found += [*proved_time_first(graph), *(Hint(text, surprising=True) for text in declared_otherwise(graph))]
     if loss is not None:
         found += Unreached(working, table, train=train, freeze=freeze).stopped([str(loss.name)])
-    found += [Hint(text, surprising=True) for text in declared_otherwise(graph)]
     return Inspection(
         opset=file.opset,
         ir_version=file.proto.ir_version,

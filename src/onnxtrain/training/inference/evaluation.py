@@ -297,7 +297,7 @@ class Evaluator:
     def find_doubts(self, inputs: dict[str, np.ndarray]) -> list[str]:
         """Return hints about outputs of the first rows that may be probabilities, but are taken for logits."""
         heads = [head for head in self.objective.heads if head.assumes_logits]
-        rows = self.objective.some_rows(inputs, slice(_ROWS))
+        rows = inputs if self.objective.time_first is not None else self.objective.some_rows(inputs, slice(_ROWS))
         found = self.runner([head.name for head in heads])(rows if self._fixed is None else self._fixed.filled(inputs))
         return [text for head in heads for text in head.doubts(found[head.name])]
 

@@ -14,7 +14,7 @@ from onnxtrain.data.data_names import DataNames, read_names, recorded_labels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.editing.working_copy.adaptation import Adaptation
 from onnxtrain.editing.working_copy.attention import separate_head_norms
-from onnxtrain.editing.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
+from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
 from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.editing.working_copy.training_modes import Modes, set_inference
 from onnxtrain.editing.working_copy.widening import narrow_outputs, widen
@@ -166,7 +166,7 @@ def outputs(
         widen(working)
         narrow_outputs(working, declared)
     infer_shapes(working)
-    mark_common_inputs(working.graph)
+    mark_first_axes(working.graph)
     separate_head_norms(working)
     set_inference(working)
     if lora is not None:
