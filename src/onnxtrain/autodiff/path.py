@@ -160,7 +160,8 @@ class Forward:
 
     def _carrying_inputs(self, node: ir.Node, entry: registry.Entry | None) -> list[ir.Value]:
         """The values that a node reads, without indices, sizes and conditions."""
-        if _computes_with_integers(entry):
+        # Not the sizes and axes of Reshape and the like, whatever passes their data on.
+        if _computes_with_integers(entry) and not (entry is not None and entry.through_integers and not entry.domain):
             return values_read(node)
         positions = [index for index in range(len(node.inputs)) if not reads_index(node, index, self.opsets)]
         return [value for index in positions if (value := node.inputs[index]) is not None] + captured_values(node)

@@ -37,6 +37,7 @@ from onnxtrain.parameters.names import last_word, means
 from onnxtrain.parameters.readers import (
     OPERAND_OF,
     REARRANGING,
+    ROUNDING,
     Functions,
     Reader,
     ReaderUse,
@@ -83,7 +84,7 @@ _DECLARED: Final = {
 }
 
 _EXPONENT: Final = "exponent of Pow"
-_PASSED: Final = (OPERAND_OF, "bound of Clip", _EXPONENT, "padding value", "window of STFT")
+_PASSED: Final = (OPERAND_OF, "bound of Clip", _EXPONENT, "padding value", "window of STFT", ROUNDING)
 """Purposes that leave open whether a declared parameter is one: gradients pass these inputs, or the others it has."""
 
 _SPREADING: Final = frozenset({"Expand", "Tile"})
@@ -205,7 +206,7 @@ def _by_use(tensor: Tensor) -> Decision | None:
     if tensor.setting:
         # An author's exponent may be trained, as in generalized-mean pooling, and so may a threshold that is compared.
         is_exponent = tensor.setting == _EXPONENT
-        may_be = is_exponent or all(use.startswith(OPERAND_OF) for use in tensor.setting.split(" and "))
+        may_be = is_exponent or all(use.startswith((OPERAND_OF, ROUNDING)) for use in tensor.setting.split(" and "))
         varies = tensor.array is not None and not tensor.is_scalar and not fixed_values.has_one_value(tensor.array)
         return Decision(tensor.setting, open=may_be and (not tensor.is_made or (is_exponent and varies)))
     if 0 in (dimensions(value) or ()):

@@ -10,7 +10,8 @@ Readers are found through operators that only rename or rearrange (Identity, Cas
 | lookup (Gather), slope of PRelu | table, slope | a parameter |
 | BatchNormalization | running mean and variance | a constant |
 | comparison, Pow, Clip, Pad, Range, Resize, ... | operand, exponent, bound, fill | a constant |
-| (De)QuantizeLinear, QLinear..., factor of integers or rounded values | scales, zero points | a constant |
+| (De)QuantizeLinear, QLinear..., factor of integers | scales, zero points | a constant |
+| factor of rounded values | scale | a constant; open under an author's name |
 | recurrent layer | initial state | open: a parameter if it has an author's name or its values differ |
 | Add to a matmul with weights | the other operand | a parameter |
 | Add, Mul, Where, Max, ... | any | open |
@@ -165,6 +166,9 @@ OPERAND_OF = "operand of "
 SCALE = "quantization scale"
 """Purpose of a scale: it is trained as a logarithm or not at all."""
 
+ROUNDING = "scale of rounded values"
+"""Purpose of a scale that no quantizing operator reads: a program may train it as it is."""
+
 _ZERO_POINT = "quantization zero point"
 
 _TABLES = "a position table: cosines of {0}, a position table: sines of {0}"
@@ -286,8 +290,8 @@ def use_of(reader: Reader) -> ReaderUse | str:
         return SCALE
     if is_linear(reader) or is_lookup(reader) or purpose in ("affine", "bias"):
         return ReaderUse.WEIGHT
-    if is_scale(reader):
-        return SCALE
+    if scale := scale_of(reader):
+        return scale
     if _is_zero_point(reader):
         return _ZERO_POINT
     return ReaderUse.STATE if purpose == "state" else ReaderUse.OPEN
@@ -308,19 +312,21 @@ _PRODUCTS = 3
 """Largest number of scales that are multiplied with each other."""
 
 
-def is_scale(reader: Reader, products: int = _PRODUCTS) -> bool:
-    """Return whether a value scales integers, those of a weight or of rounding, or what is rounded to integers."""
+def scale_of(reader: Reader, products: int = _PRODUCTS) -> str:
+    """Return the purpose of a value that scales integers, or what is or will be rounded; "" for another value."""
     node, index = reader
     if node.domain or (node.op_type, index) not in _FACTORS or not products:
-        return False
+        return ""
     value, other = node.inputs[index], node.inputs[1 - index]
-    if value is None or _holds_integers(other, value):
-        return value is not None
+    if value is None:
+        return ""
+    if held := _integers_held(other, value):
+        return held
     rounded = arrivals(node.outputs[0], through=_BEHIND_INTEGERS)
     if rounded and all(behind.op_type in _ROUNDING for behind, _ in rounded) and _is_fewer(value, other):
-        return True
-    further = arrivals(node.outputs[0])
-    return bool(further) and all(is_scale(behind, products - 1) for behind in further)
+        return ROUNDING
+    further = {scale_of(behind, products - 1) for behind in arrivals(node.outputs[0])}
+    return min(further, default="")  # "" before SCALE before ROUNDING
 
 
 _FACTORS = frozenset({("Mul", 0), ("Mul", 1), ("Div", 1)})
@@ -384,7 +390,7 @@ _WIDEST = 16
 
 
 def _is_scaled(node: ir.Node, index: int) -> bool:
-    return node.op_type in ("Mul", "Div") and index < 2 and is_scale((node, 1 - index))
+    return node.op_type in ("Mul", "Div") and index < 2 and bool(scale_of((node, 1 - index)))
 
 
 def _is_quantized(weight: ir.Value, scale: ir.Value | None) -> bool:
@@ -396,22 +402,22 @@ def _is_quantized(weight: ir.Value, scale: ir.Value | None) -> bool:
     return _is_fewer(scale, weight) and bool(np.ptp(values) > 1)
 
 
-def _holds_integers(value: ir.Value | None, scale: ir.Value) -> bool:
-    """Return whether a value holds quantized integers, rounded values, or a matmul with the integers of a weight."""
+def _integers_held(value: ir.Value | None, scale: ir.Value) -> str:
+    """Return the purpose of the scale of quantized integers, of a matmul with those of a weight, of rounded values."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.op_type in _INTEGER_LAYERS:
-            return True
+            return SCALE
         if producer.domain:
-            return False
+            return ""
         if producer.op_type in _ROUNDING:
-            return _is_fewer(scale, value)
+            return ROUNDING if _is_fewer(scale, value) else ""
         if producer.op_type in ("Conv", "Gemm", "MatMul"):
             value = producer.inputs[1]
         elif producer.op_type in _BEHIND_INTEGERS:
             value = producer.inputs[0]
         else:
-            return False
-    return value is not None and _is_quantized(value, scale)
+            return ""
+    return SCALE if value is not None and _is_quantized(value, scale) else ""
 
 
 def is_linear(reader: Reader) -> bool:

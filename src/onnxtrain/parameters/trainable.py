@@ -88,7 +88,7 @@ def parameter_table(
     rotary = rotary_tables(tensor for value, tensor in tensors.items() if value in reached)
     for name, value in given:
         reason, undecided, doubt = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False, ""
-        if not reason and tensors[value].setting == SCALE and name not in learned and name in named:
+        if not reason and tensors[value].setting.startswith(SCALE) and name not in learned and name in named:
             raise OptionError(
                 f"train= names {name!r}, a quantization scale; qat=True trains its logarithm, which keeps its sign."
             )
@@ -157,6 +157,9 @@ def _reached(
 FROZEN, NOT_NAMED = "frozen", "not named by train="
 """Reasons of constants that the caller chose."""
 
+UNREACHED = "the loss does not depend on it through a differentiable path"
+"""Reason of tensors that no gradient reaches."""
+
 
 def _reason(name: str, value: ir.Value, reached: set[ir.Value], train: set[str] | None, freeze: set[str] | None) -> str:
     if not is_float(value):
@@ -166,7 +169,7 @@ def _reason(name: str, value: ir.Value, reached: set[ir.Value], train: set[str] 
         assert value.dtype is not None
         return f"{value.dtype.name.lower()}; the optimizers take float and double"
     if value not in reached:
-        return "the loss does not depend on it through a differentiable path"
+        return UNREACHED
     return _is_kept(name, train, freeze)
 
 

@@ -38,6 +38,7 @@ from onnxtrain.parameters.masks import choose_tensors, matmul_weights
 from onnxtrain.parameters.stored import Stored
 from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import Initializer, untrainable
+from onnxtrain.training.advice.unreached import Unreached
 from onnxtrain.training.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -202,6 +203,11 @@ class Objective:
         return {name: array for name, array in batch.inputs.items() if name not in names}
 
     @property
+    def predictions(self) -> list[str]:
+        """Names of the values that the losses read."""
+        return [str(head.prediction.name) for head in self.heads] or [str(self.prediction.name)]
+
+    @property
     def only_output(self) -> str | None:
         """Name of the output that the only loss reads; ``None`` where there are several losses, or none on targets."""
         return self.heads[0].name if len(self.heads) == 1 else None
@@ -345,7 +351,9 @@ class Objective:
             reasons = "; ".join(
                 filter(None, (reasons or "it has no initializers", untrainable(self.model, config.model.proto)))
             )
-            raise OptionError(f"The model has no trainable parameter: {reasons}.")
+            unreached = Unreached(self.model, self.table, train=config.train, freeze=config.freeze)
+            told = [hint.text for hint in unreached.stopped(self.predictions)]
+            raise OptionError(" ".join([f"The model has no trainable parameter: {reasons}.", *told]))
         micro_batches = config.accumulate > 1 or config.divided
         reductions = {head.loss.reduction for head in self.heads}
         if micro_batches and len(reductions) > 1 and not self.scales:

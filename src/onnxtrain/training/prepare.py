@@ -63,6 +63,7 @@ from onnxtrain.parameters.ties import (
 )
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
 from onnxtrain.training.advice.hints import dropped_biases, find_hints
+from onnxtrain.training.advice.unreached import Unreached
 from onnxtrain.training.config import ModelOptions, TrainingConfig
 from onnxtrain.training.objective import Objective
 
@@ -331,6 +332,17 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
         qat=config.qat,
         straight_through=config.straight_through,
         adapted=config.lora is not None,
+    )
+    read = {head.output for head in objective.heads} or {objective.output}
+    train = _trained(objective.adapted, config.train)
+    unreached = Unreached(objective.model, objective.table, train=train, freeze=config.freeze)
+    found += unreached.stopped(objective.predictions)
+    found += unreached.of_outputs(
+        objective.predictions,
+        [str(value.name) for value in objective.model.graph.outputs if is_float(value) and value not in read],
+        straight_through=config.straight_through,
+        chosen=config.output is not None,
+        named=isinstance(config.loss, JointLoss),
     )
     texts = [*group_hints(config.groups, objective.table, objective.model), *_merged_zeros(objective, config)]
     texts += _repeated(objective)

@@ -22,7 +22,7 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.value import constant_tensor, dimensions
-from onnxtrain.parameters.readers import INTEGERS, SCALE, arrivals, use_of
+from onnxtrain.parameters.readers import INTEGERS, ROUNDING, SCALE, arrivals, use_of
 from onnxtrain.parameters.stored import Stored
 
 
@@ -462,7 +462,8 @@ def _learnable_scales(graph: ir.Graph) -> dict[str, _Uses]:
         uses: _Uses = list(value.uses())
         if not uses or value.const_value is None or value.dtype != ir.DataType.FLOAT or value.is_graph_output():
             continue
-        if {use_of(reader) for reader in arrivals(value)} == {SCALE} and not all(_is_number(node) for node, _ in uses):
+        purposes = {use_of(reader) for reader in arrivals(value)}
+        if purposes and purposes <= {SCALE, ROUNDING} and not all(_is_number(node) for node, _ in uses):
             found[name] = uses
     return found
 

@@ -30,6 +30,7 @@ from onnxtrain.parameters.fixed_values import has_one_value
 from onnxtrain.parameters.names import last_word
 from onnxtrain.parameters.readers import (
     LINEAR,
+    ROUNDING,
     Reader,
     arrivals,
     behind_identity,
@@ -81,7 +82,7 @@ def find_hints(
     """Find all hints about a model."""
     return [
         *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
-        *_undecided([row.name for row in table if row.undecided]),
+        *_undecided([row for row in table if row.undecided]),
         *_constants(table),
         *_doubtful(table),
         *_dropped(dropped),
@@ -140,13 +141,15 @@ def _two_bits(model: ir.Model) -> Iterator[Hint]:
         )
 
 
-def _undecided(names: Sequence[str]) -> Iterator[Hint]:
-    if names:
+def _undecided(rows: Sequence[Initializer]) -> Iterator[Hint]:
+    if rows:
+        names, scales = [row.name for row in rows], [row.name for row in rows if row.reason == ROUNDING]
         one = len(names) == 1
+        logarithms = f" qat=True trains the logarithm of {listed(scales)}, which keeps its sign." if scales else ""
         yield Hint(
             f"{listed(names)} {'is' if one else 'are'} not trained: neither use nor name shows that "
             f"{'it is' if one else 'they are'} learned. {_train(names)}, and freeze={_quoted(names[0])} keeps "
-            f"{'it' if one else 'the first'} without this hint.",
+            f"{'it' if one else 'the first'} without this hint.{logarithms}",
             surprising=True,
         )
 

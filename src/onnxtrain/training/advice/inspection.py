@@ -35,6 +35,7 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.ties import declared_learned, find_copies, find_repeated
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
 from onnxtrain.training.advice.hints import dropped_biases, find_hints, proved_time_first
+from onnxtrain.training.advice.unreached import Unreached
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,8 @@ def inspect(
         table=table,
     )
     found += [*proved_time_first(graph), *(Hint(text, surprising=True) for text in declared_otherwise(graph))]
+    if loss is not None:
+        found += Unreached(working, table, train=train, freeze=freeze).stopped([str(loss.name)])
     return Inspection(
         opset=file.opset,
         ir_version=file.proto.ir_version,
