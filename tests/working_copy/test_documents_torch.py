@@ -94,18 +94,11 @@ def export(name, path, *, attention, positions, dynamo, mask=True):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "attention", "positions"), [("gpt2", "sdpa", False), ("llama", "eager", True)])
-def test_traced_exports(name, positions, attention, tmp_path):
-    path = export(name, tmp_path / "model.onnx", attention=attention, positions=positions, dynamo=False)
-    check_packing(path, WORDS)
-
-
-@pytest.mark.sweep
-@pytest.mark.thorough
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("positions", [False, True], ids=["counted positions", "position_ids"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
-def test_all_traced_exports(name, positions, attention, tmp_path):
+def test_traced_exports(name, positions, attention, tmp_path):
     path = export(name, tmp_path / "model.onnx", attention=attention, positions=positions, dynamo=False)
     check_packing(path, WORDS)
 

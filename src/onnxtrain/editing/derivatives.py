@@ -574,13 +574,7 @@ def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
     """Find a value by its name in the main graph."""
     if not isinstance(name, str):
         raise GradientError(f"{argument} is {name!r}; it needs the name of a value.")
-    for value in graph.inputs:
-        if value.name == name:
-            return value
-    if name in graph.initializers:
-        return graph.initializers[name]
-    for node in graph:
-        for output in node.outputs:
-            if output.name == name:
-                return output
-    raise GradientError(f"{argument} names {name!r}, but the model has no value of that name.")
+    value = ir.convenience.create_value_mapping(graph, include_subgraphs=False).get(name)
+    if value is None:
+        raise GradientError(f"{argument} names {name!r}, but the model has no value of that name.")
+    return value

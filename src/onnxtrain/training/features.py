@@ -21,7 +21,7 @@ from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.losses.heads import LossHead
 from onnxtrain.lowering.training_info.recipe import free_names
 from onnxtrain.model_file.large_data import free_memory
-from onnxtrain.training.objective import Objective, graph_values
+from onnxtrain.training.objective import Objective
 
 Runner = Callable[[Sequence[str]], Callable[[Mapping[str, Array]], Mapping[str, Array]]]
 
@@ -37,7 +37,7 @@ def divide(objective: Objective) -> Divided:
     """Divide an objective into frozen layers and the trained part behind them, at values with one row per example."""
     own = objective.copy()
     graph = own.model.graph
-    values = graph_values(graph)
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     ends = _ends(own, values)
     needed = needed_for(ends)
     moving = {values[name] for name in own.parameters}

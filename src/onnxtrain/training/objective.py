@@ -401,7 +401,7 @@ class Objective:
     def copy(self) -> Objective:
         """Return the objective on a clone of its graph."""
         model = self.model.clone()
-        values = graph_values(model.graph)
+        values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
 
         def own(value: ir.Value) -> ir.Value:
             return values[str(value.name)]
@@ -469,12 +469,6 @@ def of_model(model: ir.Model) -> Objective:
     """Return the objective of a model without a loss, for predictions."""
     output = model.graph.outputs[0]
     return Objective(model, output, names=Names.beside(model.graph))
-
-
-def graph_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Return the values of a graph by name."""
-    values = {str(output.name): output for node in graph for output in node.outputs}
-    return values | {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
 
 
 def _batch_size(op: Builder, graph: ir.Graph, like: Value) -> Value:

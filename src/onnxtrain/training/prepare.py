@@ -64,7 +64,7 @@ from onnxtrain.parameters.ties import (
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
 from onnxtrain.training.advice.hints import dropped_biases, find_hints
 from onnxtrain.training.config import ModelOptions, TrainingConfig
-from onnxtrain.training.objective import Objective, graph_values
+from onnxtrain.training.objective import Objective
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Attached
@@ -251,7 +251,7 @@ def _table(
     if not is_expanded(Forward.of(copy, straight_through=straight_through), Route(predictions, xs)):
         copy = copy.clone()
     graph = copy.graph
-    values = graph_values(graph)
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     ys = [values[str(prediction.name)] for prediction in predictions]
     rows = parameter_table(
         copy,
@@ -270,7 +270,11 @@ def _table(
         trained = [graph.initializers[row.name] for row in rows if row.trainable]
         forward = Forward.of(copy, straight_through=straight_through)
         names = [str(prediction.name) for prediction in predictions]
-        if missing := [node for name in names for node in missing_rules(forward, graph_values(graph)[name], trained)]:
+        missing: list[ir.Node] = []
+        for name in names:
+            values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)  # the search expands functions
+            missing += missing_rules(forward, values[name], trained)
+        if missing:
             raise GradientError(missing_rules_message(dict.fromkeys(missing), graph.opset_imports))
     return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
 
