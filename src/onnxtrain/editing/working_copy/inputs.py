@@ -188,7 +188,7 @@ def _mark_time(graph: ir.Graph) -> None:
         if not shape or value.name in graph.initializers:
             continue
         steps = shape[0] if isinstance(shape[0], int) else None
-        if steps == 1 or not (layers or (steps or 0) >= _FEWEST_STEPS):
+        if steps == 1 or not (layers or (len(shape) > 1 and (steps or 0) >= _FEWEST_STEPS)):
             continue
         time = BatchAxes({value: BatchAxis(0)}, shape[0]).follow(graph)
         node, kind = next((node for node in layers if _is_time(time, value, node)), None), ""
