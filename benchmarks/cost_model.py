@@ -304,7 +304,7 @@ def cluster(software: Software, folder: str) -> Iterator[str]:
     """The table of clusters, and its assumptions."""
     from arithmetic import PASSES, forward_operations
 
-    from onnxtrain.distributed.data_parallel import bucket_bytes
+    from onnxtrain.training.executors.data_parallel import bucket_bytes
 
     rows, free = [], Software(0.0, 0.0, software.trips)
     for name, examples in SHOWN.items():

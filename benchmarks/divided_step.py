@@ -25,8 +25,8 @@ from step import listed
 
 import onnxtrain
 from onnxtrain.distributed import Single
-from onnxtrain.distributed.data_parallel import DataParallelExecutor
 from onnxtrain.runtime.step import create_session
+from onnxtrain.training.executors.data_parallel import DataParallelExecutor
 
 SESSIONS = (2, 3, 4)
 TURN = 8

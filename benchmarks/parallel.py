@@ -210,7 +210,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
     """A step of onnxtrain, and its communication counter."""
     import onnxtrain
     from onnxtrain.distributed import MPI, Communicator, Single
-    from onnxtrain.distributed.data_parallel import DataParallelExecutor
+    from onnxtrain.training.executors.data_parallel import DataParallelExecutor
 
     class Counting(Communicator):
         """A communicator that measures another one."""

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from onnxtrain.distributed import data_parallel as buckets
 from onnxtrain.runtime.native import kernels_available
+from onnxtrain.training.executors import data_parallel as buckets
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 

@@ -1,5 +1,7 @@
 """The parts of the package import one another in one direction."""
 
+import re
+
 import pytest
 
 import layers
@@ -29,6 +31,12 @@ def test_one_cycle_for_type_checkers(imports):
 def test_every_part_has_a_position():
     files = [path.relative_to(layers.PACKAGE).as_posix() for path in layers.PACKAGE.rglob("*.py")]
     assert {layers.part(file, layers.ORDER) for file in files} == set(layers.ORDER)
+
+
+def test_the_page_lists_the_parts_in_their_order():
+    table = (layers.ROOT / "docs" / "architecture.md").read_text().partition("| part |")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines() for name in re.findall(r"`(\w+/)`", row.split("|")[1])]
+    assert listed == list(dict.fromkeys(part.partition("/")[0] + "/" for part in layers.ORDER if "/" in part))
 
 
 @pytest.fixture

@@ -136,6 +136,21 @@ PROMISES = [
     ("training.md", "followed from\n  the inputs through the nodes", "ir/test_batch_axis.py::test_axes_are_followed"),
     (
         "training.md",
+        "the graph proves that an input's first axis is the time of a recurrent node",
+        "training/test_time_first.py::test_the_time_of_a_recurrent_node_is_found_at_the_input",
+    ),
+    (
+        "training.md",
+        "or of an unrolled one, nothing is cut into batches",
+        "training/test_time_first.py::test_unrolled_steps_are_a_recurrence",
+    ),
+    (
+        "training.md",
+        'the names of the axes ("time", "batch")',
+        "training/test_time_first.py::test_names_of_axes_are_a_hint",
+    ),
+    (
+        "training.md",
         "with `shuffle=False`, as for time series, the last fifth",
         "data/test_data.py::test_split_validation",
     ),

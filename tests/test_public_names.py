@@ -40,6 +40,7 @@ PUBLIC = {
     "evaluate",
     "examples",
     "dynamic_batch",
+    "inference_mode",
     "Precision",
     "Distributed",
     "gradient",

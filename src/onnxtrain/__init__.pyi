@@ -20,6 +20,7 @@ from .editing.dynamic_batch import dynamic_batch as dynamic_batch
 from .editing.head import append as append
 from .editing.head import cut as cut
 from .editing.head import replace_head as replace_head
+from .editing.inference_mode import inference_mode as inference_mode
 from .editing.quantize import quantize as quantize
 from .errors.registries import register_callback as register_callback
 from .errors.registries import register_command as register_command

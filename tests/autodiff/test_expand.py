@@ -5,9 +5,9 @@ import pytest
 
 from onnxtrain.autodiff import expand
 from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
 from zoo.language_model import language_model
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.model_file import writing
-from onnxtrain.training.executor import Executor
+from onnxtrain.training.executors.executor import Executor
 
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--epochs", 3, "-o", "out/t.onnx")
 PRUNE = ("prune", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--sparsity", 0.5)

@@ -55,7 +55,7 @@ def test_interrupt_says_that_nothing_was_written(files, run, monkeypatch):
 
 
 def test_interrupt_keeps_the_model_so_far(files, run, monkeypatch):
-    from onnxtrain.training.executor import Executor
+    from onnxtrain.training.executors.executor import Executor
 
     step_batch, done = Executor.step_batch, []
 
@@ -83,7 +83,7 @@ def test_interrupt_names_the_checkpoint(files, run, monkeypatch):
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Press Ctrl-C after some steps."""
-    from onnxtrain.training.executor import Executor
+    from onnxtrain.training.executors.executor import Executor
 
     step_batch, done = Executor.step_batch, []
 

@@ -195,12 +195,16 @@ def test_the_best_model_is_kept(files, success):
     assert best == pytest.approx(min(column(files, "val_loss")), rel=1e-5)
 
 
-def test_a_fixed_batch_is_freed(files, success):
+def test_a_fixed_batch_is_freed(files, success, run):
     model = onnx.load(files / "model.onnx")
     for info in (*model.graph.input, *model.graph.output):
         info.type.tensor_type.shape.dim[0].dim_value = 1
     onnx.save(model, files / "model.onnx")
-    fixed = success(*FIT, "--history", "rows.csv").out
+    found = run(*FIT, "--history", "rows.csv", "--batch-size", "20")
+    fixed, hint = found.out, found.err
+    assert hint.startswith("hint: The model has a fixed batch of 1 example, so that a step takes 1, not --batch-size")
+    assert "as fit with --dynamic-batch does" in hint
+    assert "; --accumulate 20 takes" in hint
     assert column(files, "step") == [60.0]
     freed = success(*FIT, "--dynamic-batch", "--history", "rows.csv").out
     assert column(files, "step") == [2.0]
@@ -296,7 +300,7 @@ def test_early_stopping_keeps_the_best(files, success):
 
 
 def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatch):
-    from onnxtrain.training.executor import Executor
+    from onnxtrain.training.executors.executor import Executor
 
     options = (*FIT, "--epochs", "4", "--validation", "test.npz", "--metrics", "accuracy")
     success(*options, "--output", "whole.onnx")

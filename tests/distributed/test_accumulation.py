@@ -11,9 +11,9 @@ from onnx import numpy_helper, parser
 
 import onnxtrain
 from distributed.threads import in_threads, step_in_rank_order
-from onnxtrain.distributed import data_parallel
 from onnxtrain.distributed.compression import choose_compression
 from onnxtrain.lowering import lower
+from onnxtrain.training.executors import data_parallel
 
 RANDOM = np.random.default_rng(0)
 

@@ -175,7 +175,7 @@ TRAINING = """
     import numpy as np
     import onnxtrain
     from onnxtrain.distributed import MPI, TopK
-    from onnxtrain.distributed import data_parallel
+    from onnxtrain.training.executors import data_parallel
     data_parallel.BUCKET_BYTES = 4 * 16 * 32
     rng = np.random.default_rng(0)
     x = rng.normal(size=(256, 8)).astype(np.float32)

@@ -104,7 +104,7 @@ SETUP = """
     import os, sys, time
     import numpy as np
     import onnxtrain
-    from onnxtrain.distributed import data_parallel
+    from onnxtrain.training.executors import data_parallel
     data_parallel.BUCKET_BYTES = 4 * 32 * 32
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(50, 8)).astype(np.float32), rng.integers(0, 4, 50)
@@ -208,7 +208,7 @@ def test_a_rank_that_fails_in_its_backward_pass_ends_all(tmp_path, how, sentence
 
 @needs_kernels
 def test_more_than_one_type_has_buckets_of_its_own():
-    from onnxtrain.distributed.data_parallel import buckets
+    from onnxtrain.training.executors.data_parallel import buckets
 
     made = onnxtrain.Trainer(onnxtrain.examples.mlp((8, 32, 4)), loss="softmax_cross_entropy")
     found = buckets(made.objective, 2)
@@ -219,7 +219,7 @@ def test_more_than_one_type_has_buckets_of_its_own():
 
 @pytest.mark.parametrize(("processes", "count"), [(2, 4), (64, 4), (128, 2), (256, 1), (1024, 1)])
 def test_buckets_grow_with_the_number_of_processes_so_that_messages_stay_large(monkeypatch, processes, count):
-    from onnxtrain.distributed import data_parallel
+    from onnxtrain.training.executors import data_parallel
 
     made = onnxtrain.Trainer(onnxtrain.examples.mlp((64, 64, 64, 64, 64)), loss="softmax_cross_entropy")
     monkeypatch.setattr(data_parallel, "BUCKET_BYTES", 4 * 64 * 64)

@@ -9,12 +9,12 @@ import pytest
 import onnxtrain
 from distributed.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
 from distributed.threads import in_threads
-from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.lowering.training_info.update import row_squares
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
+from onnxtrain.training.executors.row_squares import Layout, RowSquares
 
 SETUP = """
     import json, os, sys
@@ -212,7 +212,7 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
         + """
     import time
     from pathlib import Path
-    from onnxtrain.distributed import data_parallel
+    from onnxtrain.training.executors import data_parallel
     data_parallel.BUCKET_BYTES = 1 << 15
     after = onnxtrain.distributed.MPI(overlap=False)
     for options in ({"communicator": after},

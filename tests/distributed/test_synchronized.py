@@ -14,7 +14,7 @@ from sentences import raises_sentence
 SETUP = """
     import numpy as np
     import onnxtrain
-    from onnxtrain.distributed import data_parallel
+    from onnxtrain.training.executors import data_parallel
     data_parallel.BUCKET_BYTES = 1 << 12  # several of them, which others send while the backward pass goes on
     mpi = onnxtrain.distributed.MPI()
     rng = np.random.default_rng(0)

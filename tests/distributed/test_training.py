@@ -255,7 +255,7 @@ OTHERS = """
     if odd and how == "data":
         x = x + 1
     if odd and how == "version":
-        from onnxtrain.distributed import data_parallel
+        from onnxtrain.training.executors import data_parallel
         data_parallel.__version__ = "0.0.9"
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.mlp((4, 7 if odd and how == "model" else 8, 3), seed=mpi.rank), loss="softmax_cross_entropy",

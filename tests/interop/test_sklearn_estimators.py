@@ -14,7 +14,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.training.examples import digits_cnn, mlp
-from sentences import raises_sentence
+from sentences import raises_sentence, warns_sentence
 
 pytest.importorskip("sklearn", minversion="1.6")
 
@@ -365,3 +365,14 @@ def test_without_scikit_learn_one_sentence_says_what_to_install(name, monkeypatc
 
 def test_the_module_is_loaded_when_it_is_named():
     assert onnxtrain.sklearn.OnnxClassifier is OnnxClassifier
+
+
+def test_a_fixed_batch_gets_a_hint():
+    model = onnxtrain.examples.mlp((4, 3))
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_value = 1
+    x, y = np.zeros((40, 4), np.float32), np.arange(40) % 3
+    with warns_sentence("fixed_batch", size="1 example", step=1, wanted=8):
+        fixed = OnnxClassifier(model, epochs=1, batch_size=8).fit(x, y)
+    free = OnnxClassifier(onnxtrain.dynamic_batch(model), epochs=1, batch_size=8).fit(x, y)
+    assert (fixed.history_.rows[-1]["step"], free.history_.rows[-1]["step"]) == (40, 5)

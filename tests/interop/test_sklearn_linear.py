@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import ModelError, OptionError
 from sentences import raises_sentence
 
 pytest.importorskip("skl2onnx")
@@ -152,3 +154,67 @@ def test_models_of_the_domain_of_classical_models_alone():
 def test_trees_of_opset_5_keep_their_sentence():
     with raises_sentence("nothing_trainable", reasons="computes with TreeEnsemble, through"):
         onnxtrain.Trainer(classical("TreeEnsemble", 5, TREE), loss="mse")
+
+
+def columns_of_texts(kind):
+    """An encoder, and data for it: a column of numbers, and one of texts."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder
+
+    rng = np.random.default_rng(0)
+    texts = rng.choice(["red wine", "green tea", "red tea"], 60)
+    encoder, column = {
+        "one hot": (OneHotEncoder(handle_unknown="ignore"), ["text"]),
+        "ordinal": (OrdinalEncoder(), ["text"]),
+        "counts of words": (CountVectorizer(lowercase=False), "text"),
+    }[kind]
+    return encoder, column, {"size": rng.normal(size=(60, 1)).astype(np.float32), "text": texts[:, None].astype(object)}
+
+
+@pytest.mark.parametrize("zipmap", [False, True])
+@pytest.mark.parametrize("kind", ["one hot", "ordinal", "counts of words"])
+@pytest.mark.filterwarnings("ignore:.*tokenizer.*")
+def test_a_pipeline_that_reads_texts_is_trained_as_its_error_says(kind, zipmap):
+    pandas = pytest.importorskip("pandas")
+    from skl2onnx import convert_sklearn
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    encoder, column, data = columns_of_texts(kind)
+    frame = pandas.DataFrame({name: array[:, 0] for name, array in data.items()})
+    y = (frame.text == "red tea").to_numpy().astype(np.int64)
+    pipeline = make_pipeline(
+        ColumnTransformer([("numbers", StandardScaler(), ["size"]), ("texts", encoder, column)]), LogisticRegression()
+    ).fit(frame, 1 - y)
+    kinds = [("size", FloatTensorType([None, 1])), ("text", StringTensorType([None, 1]))]
+    model = convert_sklearn(pipeline, initial_types=kinds, options={id(pipeline): {"zipmap": zipmap}})
+    with pytest.raises(ModelError, match="cannot read texts \\('text'\\)") as caught:
+        onnxtrain.Trainer(model, loss="cross_entropy")
+
+    cuts = re.findall(r"onnxtrain\.cut\(model, \w+=\[[^]]*\]\)", str(caught.value))
+    rest, encoding = (eval(text, {"onnxtrain": onnxtrain, "model": model}) for text in cuts)
+    encoded = onnxtrain.predict(encoding, data["text"])
+    encoded = encoded if isinstance(encoded, dict) else {encoding.graph.output[0].name: encoded}
+    trainer = onnxtrain.Trainer(rest, loss="cross_entropy", optimizer="sgd(lr=0.3)")
+    given = {"size": data["size"], **encoded}
+    first = trainer.evaluate((given, y))["loss"]
+    trainer.fit(given, y, epochs=40, batch_size=20, progress=False)
+    assert trainer.evaluate((given, y))["loss"] < 0.8 * first
+
+    whole = onnx.compose.merge_models(encoding, trainer.model(), io_map=[(name, name) for name in encoded])
+    session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+    _, found = session.run(None, data)
+    np.testing.assert_allclose(found, trainer.predict_proba(given), rtol=1e-5)
+
+
+def test_an_estimator_says_how_to_encode_texts():
+    from onnxtrain.interop.sklearn import OnnxClassifier, OnnxRegressor
+
+    x, y = np.array([[1.0, "red"], [2.0, "green"]], object), np.array([0, 1])
+    with raises_sentence("texts_for_an_estimator", text="'red'", estimator="OnnxClassifier"):
+        OnnxClassifier(epochs=1).fit(x, y)
+    with raises_sentence("texts_for_an_estimator", text="'red'", estimator="OnnxRegressor"):
+        OnnxRegressor(epochs=1).fit([[1.0], [2.0]], y).predict(np.array([["red"]], object))

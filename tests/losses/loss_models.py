@@ -23,7 +23,7 @@ def loss_model(loss, arrays, *, dynamic, weight=False) -> onnx.ModelProto:
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 18}, name="loss")
     op = Builder(graph, 18)
     terms = loss.build(op, *map(op.wrap, inputs[:2]))
-    outputs = {"loss": terms.loss, "weight": terms.weight} if weight else {"loss": reduced(op, loss, terms).loss}
+    outputs = {"loss": terms.loss, "weight": terms.weight} if weight else {"loss": reduced(loss, terms).loss}
     for name, term in outputs.items():
         result = op.Identity(term)
         result.ir.name = name

@@ -73,6 +73,10 @@ DROPOUTS = {
         " k = Dropout(h, r, t) }",
     ),
 }
+STAYS = (
+    "The saved file stays in training mode, for other tools, too; onnxtrain.inference_mode(path) returns it in "
+    "inference mode."
+)
 IN_BODIES = ("branches of If", "body of Loop")
 
 
@@ -225,6 +229,79 @@ def test_batch_normalization_of_the_file_trains_on_request(opset, outputs):
     np.testing.assert_allclose(subject.executor.session.state["m"], 0.7 * W / 2 + 0.3 * X.mean(0), rtol=1e-4)
 
 
+@pytest.mark.parametrize("layer", ["BatchNormalization", "Dropout"])
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_file_that_stays_in_training_mode_gets_a_warning(layer, trains):
+    model = normalizing(17) if layer == "BatchNormalization" else dropping("initializer")
+    with warns_sentence("stays_in_training_mode", layer=layer):
+        trainer(model, batch_norm="train" if trains and layer == "BatchNormalization" else "frozen", dropout=trains)
+
+
+def partly(first: int, second: int) -> onnx.ModelProto:
+    """Return a model with two batch normalizations in these modes, with linear layers between."""
+    text = f"""<ir_version: 8, opset_import: ["": 17]> f (float[N,8] x) => (float[N,8] y)
+        <float[8] s1, float[8] b1, float[8] m1, float[8] v1, float[8] s2, float[8] b2, float[8] m2, float[8] v2> {{
+        {"h, p, q" if first else "h"} = BatchNormalization<training_mode = {first}>(x, s1, b1, m1, v1)
+        z = MatMul(h, w)
+        {"y, r, t" if second else "y"} = BatchNormalization<training_mode = {second}>(z, s2, b2, m2, v2) }}"""
+    for name, values in {"s": W, "b": W - 1, "m": W / 2, "v": W + 1}.items():
+        for number in (1, 2):
+            listed = ", ".join(map(str, values))
+            text = text.replace(f"float[8] {name}{number}", f"float[8] {name}{number} = {{{listed}}}")
+    model = parser.parse_model(text)
+    matrix = np.random.default_rng(2).normal(size=(8, 8)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(matrix, "w"))
+    return model
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_each_batch_normalization_trains_in_the_mode_of_the_file(first, second):
+    """Only nodes that the file sets to training mode train; if it sets none, all do."""
+    some = first != second
+    subject = trainer(partly(first, second), batch_norm="train")
+    modes = (first, second) if some else (1, 1)
+    expected = {f"{kind}{number}" for number, on in enumerate(modes, start=1) if on for kind in "mv"}
+    assert set(subject.objective.statistics) == expected
+
+    def normalized(x, on):
+        mean, variance = (x.mean(0), x.var(0)) if on else (W / 2, W + 1)
+        return (x - mean) / np.sqrt(variance + 1e-5) * W + W - 1
+
+    matrix = numpy_helper.to_array(partly(first, second).graph.initializer[-1])
+    y = normalized(normalized(X, modes[0]) @ matrix, modes[1])
+    assert subject.train_step(X, Y) == pytest.approx(np.mean((y - Y) ** 2), rel=1e-4)
+    for number, on in enumerate(modes, start=1):
+        if not on:
+            np.testing.assert_array_equal(subject.get_weights().get(f"m{number}", W / 2), W / 2)
+    text = 'sets 1 BatchNormalization node to training mode, which batch_norm="train" trains; 1 stays frozen'
+    assert any(text in hint for hint in subject.hints) == some
+    frozen = trainer(partly(first, second), batch_norm="train", freeze="[sb][12]")
+    counted = "2 BatchNormalization nodes" if modes == (1, 1) else "1 BatchNormalization node,"
+    assert any(f"freeze keeps the weights of {counted}" in hint for hint in frozen.hints)
+
+
+@pytest.mark.parametrize("form", [*DROPOUTS, *NORMS, "norms in a function", "an input for the mode"], ids=str)
+def test_inference_mode_gives_what_predict_does(form, tmp_path):
+    """Each example has the same result alone and in a batch, in ONNX Runtime, by a file that is valid."""
+    models = {"norms in a function": lambda: parser.parse_model(FUNCTION_NORM), "an input for the mode": switched}
+    if form in NORMS:
+        model = normalizing(form[0], outputs=form[1])
+    else:
+        model = models[form]() if form in models else dropping(form)
+    before = model.SerializeToString(deterministic=True)
+    found = onnxtrain.inference_mode(model)
+    assert model.SerializeToString(deterministic=True) == before
+    onnx.checker.check_model(found, full_check=True)
+    assert [value.name for value in found.graph.input] == ["x"]
+    assert [value.name for value in found.graph.output] == [value.name for value in model.graph.output]
+    onnx.save(found, tmp_path / "inference.onnx")
+    run = onnxruntime.InferenceSession(tmp_path / "inference.onnx", providers=["CPUExecutionProvider"]).run
+    expected = forward.predict(model, X)
+    np.testing.assert_allclose(run(None, {"x": X})[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run(None, {"x": X[:1]})[0], expected[:1], rtol=1e-4, atol=1e-5)
+    assert not any("training mode" in hint for hint in trainer(found).hints)
+
+
 def test_readers_of_new_statistics_get_the_old_ones_when_frozen():
     subject = trainer(normalizing(17, read=True), output="y")
     h = (X - W / 2) / np.sqrt(W + 1 + 1e-5) * W + W - 1
@@ -260,18 +337,19 @@ def test_hints_describe_the_file():
     assert caught[0].filename == __file__
     assert subject.hints == [
         "2 Dropout nodes do nothing; dropout=True lets them drop.",
-        "The file sets 2 Dropout nodes to training mode; training and evaluation here do not drop, but the saved file "
-        "stays in training mode.",
+        f"The file sets 2 Dropout nodes to training mode; training and evaluation here do not drop. {STAYS}",
     ]
     assert trainer(dropping("function"), dropout=True).hints == [
-        "The file sets 2 Dropout nodes to training mode; evaluation here does not drop, but the saved file stays in "
-        "training mode.",
+        f"The file sets 2 Dropout nodes to training mode; evaluation here does not drop. {STAYS}",
     ]
     assert trainer(normalizing(17)).hints == [
         '1 BatchNormalization node keeps its statistics frozen; batch_norm="train" trains with batch statistics and '
         "writes the running ones back.",
         "The file sets 1 BatchNormalization node to training mode; training and evaluation here use its running "
-        "statistics, but the saved file stays in training mode.",
+        f"statistics. {STAYS}",
+    ]
+    assert trainer(normalizing(17), batch_norm="train").hints == [
+        f"The file sets 1 BatchNormalization node to training mode. {STAYS}"
     ]
 
 
@@ -368,14 +446,130 @@ def test_an_export_in_training_mode_trains_reproducibly(torch, exporter, tmp_pat
         assert runs[0] == runs[1], options
 
 
+KEPT = {
+    "TorchScript": lambda torch: {"dynamo": False, "training": torch.onnx.TrainingMode.PRESERVE},
+    "dynamo": lambda torch: {"dynamo": True, "optimize": False},
+}
+
+
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("exporter", ["TorchScript", "dynamo"])
+@pytest.mark.parametrize("exporter", KEPT)
 def test_the_export_call_that_the_hint_names_keeps_batch_normalization(torch, exporter, tmp_path):
-    model = exported(torch, tmp_path / "train.onnx", train=True, **EXPORTS[exporter](torch))
-    subject = onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm="train")
+    """The statistics are the network's, and no node is in training mode."""
+    torch.manual_seed(0)
+    nn = torch.nn
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3), nn.Flatten())
+    for _ in range(3):
+        net(torch.randn(8, 2, 9, 9))
+        for layer in (net[1], net[3]):
+            nn.init.normal_(layer.weight)
+    images, path = torch.from_numpy(IMAGES), str(tmp_path / "kept.onnx")
+    torch.onnx.export(net.eval(), (images,), path, verbose=False, **KEPT[exporter](torch))
+    np.testing.assert_allclose(onnxtrain.predict(path, IMAGES), net(images).detach().numpy(), rtol=1e-4, atol=1e-5)
+    subject = onnxtrain.Trainer(path, loss="mse", batch_norm="train", untie=True)
+    assert not any("training mode" in hint for hint in subject.hints)
     assert len(subject.objective.statistics) == 4
-    subject.train_step(IMAGES, LABELS)
+
+
+FOLDED = "The exporter folded batch normalization"
+LAYERS = {
+    "a norm behind each": lambda nn: [nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 3), norm(nn)],
+    "a norm behind one": lambda nn: [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3), norm(nn)],
+    "none": lambda nn: [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3)],
+    "a weight norm": lambda nn: [nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), nn.ReLU()],
+    "a norm behind none": lambda nn: [nn.ConvTranspose2d(2, 3, 3), nn.ReLU(), norm(nn)],
+}
+
+
+def norm(nn):
+    return nn.BatchNorm2d(3)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_folded_normalization_is_named_for_both_exporters(torch, name, dynamo, tmp_path):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*LAYERS[name](torch.nn), torch.nn.Flatten()).train()
+    net(torch.from_numpy(IMAGES))  # a deviation of one is no factor
+    path = tmp_path / "folded.onnx"
+    torch.onnx.export(net.eval(), (torch.from_numpy(IMAGES),), str(path), dynamo=dynamo, verbose=False)
+    folds = name in ("a norm behind each", "a norm behind one")
+    assert any(node.op_type == "BatchNormalization" for node in onnx.load(path).graph.node) == (
+        name == "a norm behind none"
+    )
+    found = [hint for hint in onnxtrain.inspect(path).hints if hint.startswith(FOLDED)]
+    assert len(found) == folds
+    module = "(1, 3)" if dynamo else "of 0, 2:"
+    assert not folds or ((module if name == "a norm behind each" else "3" if dynamo else "of 2:") in found[0])
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "other", "named"),
+    [
+        ("onnx::Conv_3", "onnx::Conv_4", "fc.bias", True),
+        ("193", "194", "fc.bias", True),  # of PyTorch 1.5 to 1.12
+        ("1", "2", "3", False),  # of PyTorch 0.3, whose parameters are all numbers
+        ("onnx::Conv_3", "conv.bias", "fc.bias", False),
+        ("conv.weight", "onnx::Conv_4", "fc.bias", False),
+        ("conv.weight", "conv.bias", "fc.bias", False),
+    ],
+)
+def test_both_tensors_of_a_folded_convolution_are_computed(weight, bias, other, named):
+    names = ["x", weight, bias]
+    nodes = [helper.make_node("Conv", names, ["h"], "/body/conv/Conv"), helper.make_node("Mul", ["h", other], ["y"])]
+    infos = [helper.make_tensor_value_info(name, 1, ["N", 3, 5, 5]) for name in "xy"]
+    rng = np.random.default_rng(0)
+    arrays = {weight: rng.normal(size=(3, 3, 1, 1)), bias: rng.normal(size=3), other: rng.normal(size=(3, 1, 1))}
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = [
+        hint for hint in onnxtrain.inspect(model).hints if hint.startswith(f"{FOLDED} into the weights of body.conv:")
+    ]
+    assert len(found) == named
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("frozen", [1, 4])
+def test_a_partly_frozen_network_trains_as_in_pytorch(torch, frozen, tmp_path):
+    """The older exporter records the mode of each layer of a network, one of which is in evaluation mode."""
+    torch.manual_seed(0)
+    nn = torch.nn
+    layers = (nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(150, 3)).train()
+    images, labels = torch.from_numpy(IMAGES), torch.from_numpy(LABELS)
+    for _ in range(3):
+        net(images)
+    net[frozen].eval()
+    preserve = torch.onnx.TrainingMode.PRESERVE
+    axes = {"image": {0: "N"}}
+    kept = {name: value.clone() for name, value in net.state_dict().items()}
+    path = tmp_path / "partly.onnx"
+    torch.onnx.export(
+        *(net, (images,), str(path)), dynamo=False, training=preserve, input_names=["image"], dynamic_axes=axes
+    )
+    net.load_state_dict(kept)  # the exporter ran it in training mode
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(kept[tensor.name].numpy(), tensor.name))
+    subject = onnxtrain.Trainer(model, loss="cross_entropy", optimizer="sgd(lr=0.05)", batch_norm="train")
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    for _ in range(3):
+        loss = nn.functional.cross_entropy(net(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert subject.train_step(IMAGES, LABELS) == pytest.approx(loss.item(), rel=1e-4)
+    onnx.save(onnxtrain.inference_mode(subject.model()), path)
+    run = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run
+    with torch.no_grad():
+        expected = net.eval()(images).numpy()
+    # the running variance is of n values in ONNX, of n - 1 in PyTorch
+    np.testing.assert_allclose(run(None, {"image": IMAGES})[0], expected, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.torch

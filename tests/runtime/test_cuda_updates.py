@@ -115,7 +115,7 @@ def stand_in(has_cuda, monkeypatch):
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", StandIn)
     monkeypatch.setattr("onnxtrain.runtime.states.device_of", lambda providers: None)
-    monkeypatch.setattr("onnxtrain.training.executor.device_of", lambda providers: None)
+    monkeypatch.setattr("onnxtrain.training.executors.executor.device_of", lambda providers: None)
     return graphs
 
 

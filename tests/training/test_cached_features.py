@@ -13,7 +13,7 @@ import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training import features as cached_features
-from onnxtrain.training.executor import Executor
+from onnxtrain.training.executors.executor import Executor
 from onnxtrain.training.features import divide
 from sentences import raises_sentence
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -9,7 +11,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import GradientError, OnnxTrainError
-from sentences import raises_sentence
+from sentences import raises_sentence, warns_sentence
 
 
 def parse(text: str, opset: int = 18) -> onnx.ModelProto:
@@ -253,3 +255,60 @@ def test_a_jacobian_of_a_batch_needs_the_batch_in_each_x() -> None:
         onnxtrain.jacobian(model, "y", "b", batch=True)
     with pytest.raises(GradientError, match="inputs is"):
         onnxtrain.per_example_gradients(parse(LINEAR), "loss", "w", inputs=[])
+
+
+ENDS = {
+    "softmax": "y = Softmax(z)",
+    "of another axis": "y = Softmax<axis=0>(z)",
+    "moved": "p = Softmax(z)  t = Transpose<perm=[1, 0]>(p)  y = Identity(t)",
+    "written out": "e = Exp(z)  t = ReduceSum<keepdims=1>(e, last)  y = Div(e, t)",
+    "one minus": "p = Softmax(z)  y = Sub(one, p)",
+    "summed": "p = Softmax(z)  y = ReduceSum<keepdims=0>(p, last)",
+    "mixed": "p = Softmax(z)  m = Softmax(square)  y = MatMul(p, m)",
+}
+OTHER_ENDS = {
+    "logits": "y = Identity(z)",
+    "logarithm": "y = LogSoftmax(z)",
+    "sigmoid": "y = Sigmoid(z)",
+    "one class": "p = Softmax(z)  y = Gather<axis=1>(p, first)",
+    "weighted": "p = Softmax(z)  y = Mul(p, row)",
+    "squared": "p = Softmax(z)  y = Mul(p, p)",
+}
+
+
+def ending(nodes: str, shape: str) -> onnx.ModelProto:
+    constants = "float one = {1}, int64[1] last = {1}, int64 first = {0}, float[3] row = {1, 2, 4}"
+    squares = "float[3,3] square = {1, 2, 3, 4, 5, 7, 6, 8, 9}, float[3,3] w = {1, 2, 0, 0, 1, 3, 2, 0, 1}"
+    return parse(f"f (float[2,3] x) => (float{shape} y) <{constants}, {squares}> {{ z = MatMul(x, w)  {nodes} }}")
+
+
+@pytest.mark.parametrize("function", [onnxtrain.gradient, onnxtrain.per_example_gradients], ids=["whole", "each"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_y_whose_sum_is_always_the_same_is_named(end: str, function) -> None:
+    shape = {"moved": "[3,n]", "summed": "[n]"}.get(end, "[n,3]")
+    model = ending(ENDS[end], shape)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    with warns_sentence("constant_sum", y="y"):
+        found = function(model, xs=["w"])
+    if function is onnxtrain.gradient:
+        np.testing.assert_allclose(run(found, x=[[1, 2, 3], [0, 1, -1]])["w_grad"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("end", OTHER_ENDS)
+def test_other_ys_are_differentiated_without_a_hint(end: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = onnxtrain.gradient(ending(OTHER_ENDS[end], "[2]" if end == "one class" else "[2,3]"), xs=["x"])
+    assert np.abs(run(found, x=[[0.1, 0.2, 0.3], [0, 0.1, -0.1]])["x_grad"]).max() > 0.01
+
+
+def test_a_derivative_by_a_part_of_the_proof_is_not_zero() -> None:
+    model = ending("p = Softmax(z)  y = Mul(p, one)", "[2,3]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = onnxtrain.gradient(model, xs=["p"])
+        scale = onnxtrain.gradient(model, xs=["one"])
+        onnxtrain.jacobian(model)
+        onnxtrain.vjp(model)
+    np.testing.assert_array_equal(run(found, x=np.ones((2, 3)))["p_grad"], np.ones((2, 3)))
+    np.testing.assert_allclose(run(scale, x=np.ones((2, 3)))["one_grad"], 2, rtol=1e-6)

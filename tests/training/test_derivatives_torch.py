@@ -199,3 +199,33 @@ def test_gradients_of_each_example(name: str, twins: Callable[[str], Twin], tmp_
         expected = torch.func.grad(lambda p, one=one: twin.with_parameters(p, *one).square().sum())(values)
         for name in values:
             close(found[f"{name}_grads"][index], expected[name])
+
+
+@pytest.mark.parametrize("ends_in", ["logits", "probabilities"])
+def test_the_gradient_of_a_loss_by_an_input_is_pytorchs(ends_in: str) -> None:
+    """The recipe of docs/gradients.md."""
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(5, 6)).astype(np.float32)
+    labels = np.array([0, 3, 1, 1, 2])
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> f (float[n,6] x) => (float[n,4] logits)
+        { logits = MatMul(x, w) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    node, nodes = onnx.helper.make_node, model.graph.node
+    if ends_in == "logits":
+        nodes.append(node("SoftmaxCrossEntropyLoss", ["logits", "label"], ["loss"], reduction="sum"))
+    else:
+        nodes.append(node("Softmax", ["logits"], ["p"]))
+        nodes.append(node("Log", ["p"], ["log"]))
+        nodes.append(node("NegativeLogLikelihoodLoss", ["log", "label"], ["loss"], reduction="sum"))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["n"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    found = onnxtrain.gradient(model, y="loss", xs=["x"])
+    session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    loss, gradient = session.run(["loss", "x_grad"], {"x": x, "label": labels})
+    image = torch.tensor(x, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(image @ torch.tensor(w), torch.tensor(labels), reduction="sum")
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, image.grad.numpy(), atol=1e-5)

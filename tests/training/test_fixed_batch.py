@@ -15,7 +15,7 @@ from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.training.callbacks import Callback
 from onnxtrain.training.inference.forward import evaluate, predict
 from onnxtrain.training.trainer import Trainer
-from sentences import raises_sentence
+from sentences import raises_sentence, warns_sentence
 from zoo.arrays import assert_same
 
 FIXED, EXAMPLES = 4, 30
@@ -204,6 +204,58 @@ def test_a_step_on_more_examples_than_the_model_takes_is_refused() -> None:
         )
     with pytest.raises(DataError, match=r"'target' has 3 examples, but 'x' has 2"):
         subject.train_step(x[:2], y[:3])
+
+
+@pytest.mark.parametrize(
+    ("fixed", "given", "accumulate", "step", "more"),
+    [
+        *[(1, {"batch_size": 8}, 1, 1, 8), (4, {"batch_size": 8}, 1, 4, 2), (4, {"batch_size": 9}, 1, 4, 2)],
+        *[(4, {}, 1, 4, 8), (4, {}, 2, 8, 8), (4, {"batch_size": 7}, 1, 4, None), (4, {"batch_size": 2}, 1, 4, None)],
+    ],
+)
+def test_steps_of_another_size_than_asked_for_get_a_hint(fixed, given, accumulate, step, more) -> None:
+    """Take the advice of the hint: it makes the larger steps."""
+    x, y = data("labels", 40)
+    subject = Trainer(network(fixed), loss="softmax_cross_entropy", accumulate=accumulate)
+    wanted = given.get("batch_size", 32)
+    advice = "" if more is None else f"; accumulate={more} takes {more} such batches a step"
+    size = "1 example" if fixed == 1 else f"{fixed} examples"
+    with warns_sentence("fixed_batch", size=size, step=step, wanted=wanted, more=advice):
+        history = subject.fit(x, y, **given)
+    assert history.column("step") == [40 / step]
+    assert sum("fixed batch" in hint for hint in subject.hints) == 1
+    subject.fit(x, y, **given)
+    assert sum("fixed batch" in hint for hint in subject.hints) == 1
+    for model, options in (
+        (network(fixed), {"dynamic_batch": True}),
+        (onnxtrain.dynamic_batch(network(fixed)), {}),
+        (network(fixed), {"accumulate": more or 1}),
+    ):
+        other = Trainer(model, loss="softmax_cross_entropy", **options)
+        steps = other.fit(x, y, batch_size=wanted).column("step")
+        if "accumulate" not in options or (more and wanted == more * fixed):
+            assert steps == [-(-40 // wanted)]
+            assert not any("fixed batch" in hint for hint in other.hints)
+
+
+@pytest.mark.parametrize(
+    ("examples", "options", "given"),
+    [(40, {}, {"batch_size": 4}), (40, {"accumulate": 3}, {"batch_size": 12}), (4, {}, {}), (3, {}, {})],
+)
+def test_steps_of_the_size_that_was_asked_for_get_none(examples, options, given) -> None:
+    subject = Trainer(network(FIXED), loss="softmax_cross_entropy", **options)
+    subject.fit(*data("labels", examples), **given)
+    assert not any("fixed batch" in hint for hint in subject.hints)
+
+
+def test_an_iterable_and_results_without_training_need_no_hint() -> None:
+    x, y = data("labels", 8)
+    subject = Trainer(network(FIXED), loss="softmax_cross_entropy")
+    subject.fit([(x[:4], y[:4]), (x[4:], y[4:])])
+    subject.evaluate(x, y, batch_size=8)
+    subject.predict(x, batch_size=8)
+    subject.train_step(x[:4], y[:4])
+    assert not any("fixed batch" in hint for hint in subject.hints)
 
 
 def test_batches_of_an_iterable_are_cut_and_padded_to_measure() -> None:

@@ -9,9 +9,9 @@ from typing import get_args
 
 import pytest
 
-from onnxtrain.parameters import exporters
-from onnxtrain.parameters.exporters import EXPORTERS, NameOrigin, gives, origin_of
-from onnxtrain.parameters.exporters.exporter import Kind
+from onnxtrain.model_file import exporters
+from onnxtrain.model_file.exporters import EXPORTERS, NameOrigin, gives, origin_of
+from onnxtrain.model_file.exporters.exporter import Kind
 
 pytestmark = pytest.mark.sampled(1)  # each case is cheap
 
@@ -20,6 +20,7 @@ NAMES: dict[str, dict[Kind, list[str]]] = {
         "made": ["onnx::MatMul_26", "12", "/body/Constant_output_0"],
         "literal": ["/Constant_1_output_0"],
         "of module": ["onnx::Mul_32"],
+        "folded": ["onnx::Conv_23"],
     },
     "torch.onnx.export(dynamo=True)": {
         "made": ["val_8", "c_lifted_tensor_0", "block.lifted_tensor_1"],

@@ -13,11 +13,11 @@ import onnxruntime
 import pytest
 
 import onnxtrain
+from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.errors import DataError, TrainingHint
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import newest_opset
 from onnxtrain.training.advice.doctor import Severity, diagnose
-from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
 from sentences import raises_sentence, warns_sentence
 
 NAMES = [f"past_key_values.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]

@@ -24,7 +24,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.graph.domains import REPLACED_WEIGHT
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.parameters.exporters import NameOrigin, module_of, origin_of
+from onnxtrain.model_file.exporters import NameOrigin, module_of, origin_of
 from onnxtrain.parameters.names import module_paths
 from onnxtrain.parameters.readers import NORMALIZATIONS, read_through_identity
 

@@ -12,12 +12,13 @@ import onnx_ir as ir
 from onnxtrain.adapters.checkpoint import in_checkpoints
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.errors import OptionError
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.graph.layers import form_of_node, reads_transposed
 from onnxtrain.graph.patterns import alternatives, no_match
 from onnxtrain.graph.patterns import matches as matches_glob
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.parameters.exporters import NameOrigin, genai, origin_of
+from onnxtrain.model_file.exporters import NameOrigin, genai, origin_of
 from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import Functions, chooses_one
 
@@ -258,9 +259,10 @@ def _usual(layers: Sequence[Layer], output: ir.Value | None) -> list[Layer]:
     if not found and graph is not None and any(node.domain == NCHWC_DOMAIN for node in graph):
         raise OptionError(FOR_ONE_CPU)
     if not found:
+        known = listed((layer.name for layer in layers), 8, counted=False) or "none"
         raise OptionError(
             "The default targets are linear layers before the output's, and convolutions, of which the model has none; "
-            f"name the layers with targets=, of these: {_shown(layers)}."
+            f"name the layers with targets=, of these: {known}."
         ).about("targets")
     return found
 
@@ -268,10 +270,6 @@ def _usual(layers: Sequence[Layer], output: ir.Value | None) -> list[Layer]:
 def _named(layers: Sequence[Layer], patterns: Sequence[str]) -> list[Layer]:
     found = (next((one for p in patterns if (one := _chosen(layer, p, None)) is not None), None) for layer in layers)
     return [layer for layer in found if layer is not None]
-
-
-def _shown(layers: Sequence[Layer]) -> str:
-    return (", ".join(layer.name for layer in layers[:8]) + (", ..." if len(layers) > 8 else "")) or "none"
 
 
 def main_output(graph: ir.Graph, name: str | None = None) -> ir.Value | None:

@@ -30,6 +30,8 @@ from onnxtrain.adapters.layers import (
 )
 from onnxtrain.adapters.merging import check_mergeable, is_quantized, merged_weights
 from onnxtrain.adapters.values import norms
+from onnxtrain.editing.working_copy.adaptation import Adaptation
+from onnxtrain.editing.working_copy.training_modes import seed_of_node
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
@@ -38,8 +40,6 @@ from onnxtrain.graph.patterns import no_match
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
 from onnxtrain.parameters.readers import is_statistic, read_through_identity
-from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.training_modes import seed_of_node
 
 _RANK = 8
 """The default rank."""

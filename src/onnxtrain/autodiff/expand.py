@@ -13,11 +13,11 @@ import onnx_ir as ir
 from onnx import defs, version_converter
 
 from onnxtrain.autodiff.node import Node, too_large
-from onnxtrain.autodiff.path import Forward, Route, may_carry, values_read
+from onnxtrain.autodiff.path import Forward, Route, may_carry
 from onnxtrain.autodiff.registry import Body, find_registered_body
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs
+from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs, values_read
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.inference import infer_outputs, keeps_type
 from onnxtrain.graph.limits import TooLargeError

@@ -9,7 +9,9 @@ import onnx_ir as ir
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import expand_functions
 from onnxtrain.autodiff.node import describe
-from onnxtrain.autodiff.path import Forward, Route, values_read
+from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.errors.formatting import listed
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
 
 GPU_ONLY = frozenset(
@@ -70,7 +72,7 @@ def _bodies_message(nodes: Sequence[ir.Node]) -> str:
 
 
 def _some(nodes: Sequence[ir.Node]) -> str:
-    return ", ".join(describe(node) for node in nodes[:3]) + (", ..." if len(nodes) > 3 else "")
+    return listed(map(describe, nodes), counted=False)
 
 
 def _quantized_message(nodes: Sequence[ir.Node]) -> str:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx import defs
 
 from onnxtrain.autodiff import registry
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import captured_values, values_read
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.value import is_float
 
@@ -175,11 +175,6 @@ class Forward:
 def _computes_with_integers(entry: registry.Entry | None) -> bool:
     """Return whether an operator reads or writes integers that represent quantized numbers."""
     return entry is None or entry.through_integers or bool(entry.quantized)
-
-
-def values_read(node: ir.Node) -> list[ir.Value]:
-    """Return the inputs of a node and the values that its bodies capture."""
-    return [value for value in node.inputs if value is not None] + captured_values(node)
 
 
 def _passes_integers(node: ir.Node, entry: registry.Entry, active: Collection[ir.Value]) -> bool:

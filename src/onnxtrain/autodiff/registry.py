@@ -9,7 +9,7 @@ from onnxtrain.autodiff.node import Node
 from onnxtrain.errors import GradientError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Value
-from onnxtrain.graph.rule_registry import NEWEST, RuleRegistry, canonical
+from onnxtrain.graph.rule_registry import NEWEST, RuleRegistry, canonical, for_each
 
 Gradients = Sequence[Value | None] | Value | None
 """The result of a rule: one gradient or ``None`` per input; a bare value is the first input's gradient."""
@@ -68,36 +68,23 @@ def register_gradient(
     Raises:
         GradientError: A rule for one of these versions is registered already.
     """
-
-    def decorate(function: Rule) -> Rule:
-        for operator in operators:
-            _rules.add(Entry(operator, canonical(domain), since, until, broadcasts, function))
-        return function
-
-    return decorate
+    domain = canonical(domain)
+    return for_each(operators, lambda name, rule: _rules.add(Entry(name, domain, since, until, broadcasts, rule)))
 
 
 def straight_through(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Register the rule that replaces an operator's rule with the straight-through option."""
 
-    def decorate(function: Rule) -> Rule:
-        for operator in operators:
-            entry = Entry(operator, canonical(domain), 1, NEWEST, False, function, through_integers=True)
-            _straight_through[canonical(domain), operator] = entry
-        return function
+    def replace(operator: str, function: Rule) -> None:
+        entry = Entry(operator, canonical(domain), 1, NEWEST, False, function, through_integers=True)
+        _straight_through[canonical(domain), operator] = entry
 
-    return decorate
+    return for_each(operators, replace)
 
 
 def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
     """Register a body in standard operators, for operators that no rule and no schema covers."""
-
-    def decorate(function: Body) -> Body:
-        for operator in operators:
-            _bodies[canonical(domain), operator] = function
-        return function
-
-    return decorate
+    return for_each(operators, lambda name, body: _bodies.update({(canonical(domain), name): body}))
 
 
 @checks_arguments

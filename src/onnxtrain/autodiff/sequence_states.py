@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.bodies import copy_body, input_like, new_input
 from onnxtrain.autodiff.node import Node
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.clone import Values, captured_values
+from onnxtrain.graph.clone import Values, computed_from
 from onnxtrain.graph.inference import keeps_shape
 from onnxtrain.graph.passes import remove_dead_nodes
 
@@ -90,11 +90,7 @@ def _element_wise_sources(value: ir.Value) -> set[ir.Value]:
 
 def forget_sizes(graph: ir.Graph, states: Collection[ir.Value]) -> None:
     """Forget the sizes (not the ranks) of states and of values that depend on them: exporters declare one step's."""
-    affected = set(states)
-    for node in graph:
-        if any(value in affected for value in (*node.inputs, *captured_values(node))):
-            affected.update(node.outputs)
-    for value in affected:
+    for value in computed_from(graph, states):
         if value.shape is not None:
             value.shape = ir.Shape([None] * len(value.shape))
 

@@ -217,7 +217,5 @@ def attributes_fit(node: ir.Node, channels: int = 1) -> bool:
     """Return whether native kernels support the windows of a node of a convolution or pooling."""
     attributes, rank = node.attributes, len(node.attributes["kernel_shape"].as_ints())
     defaults = {"kernel_shape": [], "strides": [1] * rank, "dilations": [1] * rank, "pads": [0] * 2 * rank}
-    kernel, strides, dilations, pads = (
-        attributes[name].as_ints() if name in attributes else other for name, other in defaults.items()
-    )
+    kernel, strides, dilations, pads = (attributes.get_ints(name, other) for name, other in defaults.items())
     return windows_fit(kernel, strides, dilations, pads, channels)

@@ -47,20 +47,19 @@ class DataFlags:
 
     def source(self, path: str, loss: str | None = None) -> Any:
         """Return the data of a path, read with these settings."""
-        from onnxtrain.data import CsvFile, ImageFolder, TarFile, TextFile
-        from onnxtrain.data.csv_file import CSV_SUFFIXES
-        from onnxtrain.data.images import is_image_folder
-        from onnxtrain.data.tar_file import is_tar
+        from onnxtrain.data import CsvFile, TextFile
+        from onnxtrain.data.images import ImageReader
+        from onnxtrain.data.opening import reader_of
 
         image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}
         if self.tokenizer is not None:
             self.only("tokenizer", "text", "length", kind="texts", path=path)
             return TextFile(path, self.tokenizer, self.text, self.length)
-        if is_tar(path) or is_image_folder(Path(path)):
+        reader = reader_of(path)
+        if reader is not None and issubclass(reader, ImageReader):
             self.only("mean", "std", "skip_broken", "orient", kind="images", path=path)
-            reader = TarFile if is_tar(path) else ImageFolder
             return reader(path, **image_settings, skip_broken=self.skip_broken, orient=self.orient)
-        if Path(path).suffix.lower() in CSV_SUFFIXES:
+        if reader is CsvFile:
             self.only("delimiter", "encoding", "decimal", kind="a CSV file", path=path)
             return CsvFile(path, self.delimiter, self.encoding, self.decimal)
         self.only(kind="arrays", path=path)

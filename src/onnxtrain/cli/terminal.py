@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -17,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxtrain.errors.escaping import visible
+from onnxtrain.training.callbacks.history import for_json
 
 _PLAIN_WIDTH = 200
 """Columns of a file or a pipe, so that no table is cut."""
@@ -80,18 +79,8 @@ def print_facts(rows: Mapping[str, str]) -> None:
 
 
 def print_json(found: object) -> None:
-    """Print a result as JSON, which lacks infinities and NaN: they become null."""
-    print(json.dumps(_jsonable(found)))  # noqa: T201 - the output of a command
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Print a result as JSON."""
+    print(json.dumps(for_json(found)))  # noqa: T201 - the output of a command
 
 
 def sized(path: Path) -> str:

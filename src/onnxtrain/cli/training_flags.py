@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
@@ -73,19 +75,24 @@ class LoopFlags:
 def _kind(hint: Any) -> Any:
     """Return the type of the flag of an option: patterns are texts, of which there may be several."""
     kinds = {*typing.get_args(hint), hint}
+    if tuple[int, int] in kinds:
+        return IntegerPair
     return bool if bool in kinds else list[str] | None if tuple[str, ...] in kinds else hint
 
 
 def flags_class(source: type, base: type) -> Any:
     """Return the class of the flags of a class of options: an option becomes one by the ``flag`` of its field."""
     options = options_of(source)
-    hints = {} if all(form.kind for _, form in options.values()) else typing.get_type_hints(source)
+    # Flags alone: the types of other options are imported for type checkers only.
+    untold = SimpleNamespace(
+        __annotations__={name: field.type for name, (field, form) in options.items() if not form.kind}
+    )
+    hints = typing.get_type_hints(untold, vars(sys.modules[source.__module__]))
     fields: list[tuple[str, Any, Any]] = []
     for name, (field, form) in options.items():
         kind = form.kind or _kind(hints[name])
         default = field.default if isinstance(field.default, bool | int | float | str) else None
         metavar = form.metavar or ("PATTERN" if list[str] in typing.get_args(kind) else None)
-        kind = IntegerPair if kind == tuple[int, int] else kind
         made = annotated(kind, default, form.help, group=group_of(form), common=form.common, metavar=metavar)
         fields.append((RENAMED.get(name, name), made, dataclasses.field(default=default)))
     result = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)

@@ -19,7 +19,7 @@ from onnxtrain.data.base import (
     epoch_order,
     permutation,
 )
-from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, symbol_sizes
+from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, symbol_sizes, time_first
 from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, row_sums, sampled
 from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
@@ -30,11 +30,7 @@ _CHECK_BYTES: Final = 16 * 2**20
 
 
 class ArrayDataset(Dataset):
-    """Examples in arrays, in memory or mapped from files and read batch by batch.
-
-    With ``shuffle`` the order of an epoch depends on seed and epoch only: it is
-    ``Generator(PCG64(SeedSequence([seed, epoch]))).permutation(size)``.
-    """
+    """Examples in arrays, in memory or mapped from files and read batch by batch; see `permutation` for their order."""
 
     size: int
 
@@ -57,6 +53,7 @@ class ArrayDataset(Dataset):
             self._arrays[None] = Column.checked(targets, None, "the target array")
         given: list[object] = [column.array for column in self._columns]
         self.pixels = next((array.pixels for array in given if isinstance(array, Rescaled)), None)
+        self._time_first = time_first(specs)
         self._indices: Array | None = None
         self._validated: tuple[object, ...] | None = None
         self.name = name
@@ -118,8 +115,11 @@ class ArrayDataset(Dataset):
         if isinstance(weights, str):
             check_beside([weights], filter(None, others), f"{self.name} has no array")
             subject = f"'{weights}'"
-            weights, others = others[weights].array, {key: own for key, own in others.items() if key != weights}
-        found = {**others, spec.name: Column.checked(check_weights(weights, subject), spec, subject)}
+            given = check_weights(others[weights].array, subject)
+            others = {key: own for key, own in others.items() if key != weights}
+        else:
+            given = check_weights(weights)
+        found = {**others, spec.name: Column.checked(given, spec, subject)}
         result = copy.copy(self)
         result._arrays = dict(sorted(found.items(), key=lambda item: item[0] is None))  # the targets stay the last
         check_columns(result._columns, "the data")
@@ -128,13 +128,13 @@ class ArrayDataset(Dataset):
 
     def take(self, indices: Array) -> Self:
         """Return the examples with these indices, as a dataset that shares the arrays."""
+        self.check_cut()
         subset = copy.copy(self)
         subset._indices = indices if self._indices is None else self._indices[indices]
         subset.size = len(indices)
         return subset
 
     def _parts(self, batches: Iterator[Batch], divide: Divide, start: int) -> Iterator[Batch]:
-        """Return the batches, of which only a part was read."""
         return batches
 
     def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:

@@ -76,6 +76,10 @@ NO_CHECKS: Final[Mapping[str | None, TargetCheck]] = MappingProxyType({})
 """No checks of targets."""
 
 
+READY: Final = "give ready batches, as an iterable or to train_step"
+"""What to do with data that cannot be cut into batches."""
+
+
 class Facts:
     """Facts that data tell about themselves.
 
@@ -107,6 +111,18 @@ class Dataset(Facts, ABC):
     borrows: bool = False
     name: str = "the data"
     _divide: Divide | None = None
+    _time_first: TensorSpec | None = None
+
+    def check_cut(self, rows: int = 0, *, shuffle: bool = False) -> None:
+        """Refuse to cut into batches of some rows, or to shuffle, what does not have its examples on the first axis."""
+        if self._time_first is None:
+            return
+        if self._divide is not None:
+            self._time_first.check_cut("train in one process")
+        elif self.size is not None and (shuffle or not rows):
+            self._time_first.check_cut(READY)
+        elif self.size is not None and self.size > rows:
+            self._time_first.check_cut(f"give ready batches as an iterable, or all in one with batch_size={self.size}")
 
     def values(self, name: str | None = None) -> Array | None:
         """Return the only targets, or the array of a name, as given or of the first batch; None if not known yet."""
@@ -140,23 +156,11 @@ class Dataset(Facts, ABC):
         return {}
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
-        """Return the same data with named columns in the order of a model.
-
-        Raises:
-            DataError: The names differ.
-        """
+        """Return the same data with named columns in the order of a model."""
         return self
 
     def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
-        """Return the same data with targets checked against the requirements of the loss, and converted.
-
-        Args:
-            target_spec: Requirements of the loss.
-            name: Name of the array, where it is not the only target.
-
-        Raises:
-            DataError: The targets do not fit.
-        """
+        """Return the same data with its targets, or a named array, checked against the requirements of the loss."""
         return self
 
     def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
@@ -164,15 +168,7 @@ class Dataset(Facts, ABC):
         return self
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
-        """Return the same data with one weight per example.
-
-        Args:
-            weights: The weights [N], or the name of an array of this data.
-            spec: Name and requirements of the loss.
-
-        Raises:
-            DataError: The weights do not fit, or the batches of an iterable have no array of this name.
-        """
+        """Return the same data with one weight per example: an array [N], or the name of an array of this data."""
         named = f" that has no array '{weights}'" if isinstance(weights, str) else ""
         raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable{named}.").about(
             spec.name
@@ -196,6 +192,7 @@ class Dataset(Facts, ABC):
         """
         batch_size = checked_batch_size(batch_size)
         check_not_negative(seed=seed, epoch=epoch, start=start)
+        self.check_cut(batch_size, shuffle=shuffle)
         found = self._read(batch_size, (seed, epoch) if shuffle else None, start)
         return found if self._divide is None else self._parts(found, self._divide, start)
 
@@ -226,14 +223,7 @@ class Dataset(Facts, ABC):
 
     @abstractmethod
     def validate(self, checks: Mapping[str | None, TargetCheck] = NO_CHECKS) -> None:
-        """Check all values once: NaN and infinity in inputs and targets, and the range of targets.
-
-        Args:
-            checks: Checks of arrays by name; None is the name of the only targets.
-
-        Raises:
-            DataError: A value is invalid; the message names the array and the first example.
-        """
+        """Check all values once: NaN, infinity, and arrays by the checks of their names; None is the only targets."""
 
 
 def epoch_order(size: int, shuffled: tuple[int, int] | None) -> Array | None:
@@ -317,6 +307,8 @@ def check_columns(columns: Sequence[Column], data: str, *, whole: bool = False) 
         axis = column.spec.shape[0] if whole and column.spec.shape else None
         first = firsts.setdefault(axis, column)
         if len(column.array) != len(first.array) and (not whole or isinstance(axis, str)):
+            for each in () if whole else rows:
+                each.spec.check_cut(READY)
             raise DataError(
                 f"{data} has arrays of different lengths: {first.subject} has {len(first.array)} examples, "
                 f"{column.subject} has {len(column.array)}."

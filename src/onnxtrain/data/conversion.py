@@ -81,6 +81,16 @@ class TensorSpec:
     pixels: Pixels | None = None
     resizing: Resizing | None = None
     common: bool = False
+    time_of: str | None = None
+
+    def check_cut(self, cure: str) -> None:
+        """Refuse to cut arrays along their first axis where that is time."""
+        if self.time_of is not None:
+            raise DataError(
+                f"The first axis of the input {self.name!r} is the time of {self.time_of}, not the axis of examples, "
+                "so that data cannot be cut into batches or shuffled along it; export the model with "
+                f"batch_first=True, or {cure}."
+            ).about(self.name)
 
     @property
     def takes_all(self) -> bool:
@@ -95,9 +105,14 @@ class TensorSpec:
         """
         axes = self.shape or ()
         names = ["any" if size is None else str(size) for size in axes]
-        if axes and not self.common:
+        if axes and not self.common and self.time_of is None:
             names[0] = "batch"
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def time_first(specs: Iterable[TensorSpec]) -> TensorSpec | None:
+    """Return the first input whose first axis is time; ``None`` without one."""
+    return next((spec for spec in specs if spec.time_of is not None), None)
 
 
 class DeferredArray:
@@ -127,13 +142,6 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     return {"b": "boolean", "i": "integer", "u": "integer", "U": "string", "O": "string", "T": "string"}.get(
         dtype.kind, "other"
     )
-
-
-def is_array_like(value: object) -> bool:
-    """Return whether a value is a single array (NumPy, a tensor, a data frame, a list of numbers or strings)."""
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
-    return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
 
 
 def to_numpy(value: object, subject: str, hint: str = "") -> Array:
@@ -207,7 +215,7 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str, *, whole
             f"{subject} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
             f"{spec.describe_shape()}.{spec.hint}"
         ).about(subject, got=shape, wanted=spec.shape)
-    for axis in range(0 if spec.common or whole else 1, len(shape)):
+    for axis in range(0 if spec.common or spec.time_of or whole else 1, len(shape)):
         if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
             raise DataError(
                 f"{subject} has shape {shape}, but the model needs {spec.describe_shape()}: "
@@ -264,11 +272,7 @@ def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> 
 
 
 def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence[int] | Array) -> Array:
-    """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed.
-
-    Floats and integers round to the nearest value of a narrower float type. Integers that do not fit a
-    narrower integer type are an error.
-    """
+    """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed."""
     if array.dtype == dtype and type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned:
         return array
     if kind_of(dtype) == "integer" and not np.can_cast(array.dtype, dtype, "safe") and array.size:

@@ -120,7 +120,6 @@ class CsvFile(Reader):
         raise AssertionError("the last encoding returns or raises")
 
     def _encodings(self, path: Path) -> list[str]:
-        """Return the encodings to try, in order."""
         try:
             check_regular(path)
             with path.open("rb") as file:
@@ -192,8 +191,6 @@ class CsvFile(Reader):
 
 
 class _Block(NamedTuple):
-    """Some lines of a file."""
-
     rows: list[list[str]]
     read: list[list[str]]
     before: int
@@ -207,8 +204,6 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True)
 class _Table:
-    """The lines after the header."""
-
     name: str
     columns: list[str]
     reader: Any  # csv.reader's type is not public
@@ -245,7 +240,6 @@ class _Table:
 
 
 def _is_missing(cell: str) -> bool:
-    """Return whether a cell is blank, or a word for a missing value."""
     return cell.strip().lower() in ("", "nan", "na", "n/a", "null", "none")
 
 
@@ -307,11 +301,7 @@ class _Part:
 
 @dataclass
 class _DecimalSign:
-    """The decimal sign of a file's numbers, the same in all columns.
-
-    If it is not given and a semicolon separates the cells, a number with a comma implies a decimal comma. Points and
-    commas in one file are ambiguous, since one of them may group thousands.
-    """
+    """The decimal sign of a file's numbers: by default a comma where semicolons separate cells and no point groups."""
 
     name: str
     given: str | None
@@ -389,7 +379,6 @@ class _Target:
 
 
 def _number_type(spec: TensorSpec) -> np.dtype[Any]:
-    """Return the element type of an input's cells."""
     if spec.dtype.kind in "iuf":
         return spec.dtype
     kinds: dict[str, np.dtype[Any]] = {"string": np.dtypes.StringDType(), "boolean": np.dtype(bool)}
@@ -402,7 +391,6 @@ def _most_frequent(line: str) -> str:
 
 
 def _cells_of(line: str, separator: str) -> int:
-    """Count the cells of a line for a separator."""
     try:
         return len(next(csv.reader([line], delimiter=separator), []))
     except csv.Error:  # without this separator, the whole line may be too long for one cell

@@ -115,11 +115,7 @@ def names_file(model: Path) -> Path:
 
 
 def write_names(model: Path, names: DataNames) -> None:
-    """Write the names beside a model: a list of labels, or an object if there are column names.
-
-    If there are no names, the file of an earlier model at this path is removed. A file that cannot be written is a
-    warning, since the model is written.
-    """
+    """Write the names beside a model, or remove those of an earlier one; a file that cannot be written is a warning."""
     path, record = names_file(model), names.record()
     if not record:
         with contextlib.suppress(OSError, ValueError):

@@ -90,12 +90,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 
 def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray]:
-    """Open the arrays of a ``.npz``, ``.npy`` or ``.safetensors`` file, or of a folder of ``.npy`` files.
-
-    The content decides the format, not the name. Arrays are memory-mapped and read-only: nothing is read until a batch
-    needs it. Compressed members of a ``.npz`` cannot be mapped: small ones are read into memory, larger ones are
-    extracted once, when they are needed, to an unnamed temporary file that disappears with the process.
-    """
+    """Open the arrays of a ``.npz``, ``.npy``, ``.safetensors`` file or ``.npy`` folder, mapped where possible."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -104,7 +99,7 @@ def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray
         if path.suffix.lower() == SAFETENSORS_SUFFIX:
             return {**map_safetensors(path)}
         with path.open("rb") as file:
-            start = file.read(len(_NPY_MAGIC))
+            start = file.read(len(_NPY_MAGIC))  # the content decides, not the name
             file.seek(0, os.SEEK_END)
             size = file.tell()
             if start == _NPY_MAGIC:
@@ -236,7 +231,6 @@ def read_npy(content: bytes, subject: str) -> Array:
 
 
 def _map_npy(file: IO[bytes], start: int, end: int, subject: str) -> Array:
-    """Map the .npy data between two offsets of an open file."""
     shape, fortran_order, dtype = _read_header(file, start, subject)
     offset = file.tell()
     _check_length(end - offset, shape, dtype, subject)
@@ -294,6 +288,11 @@ class Reader(ABC):
     """Ends, in lower case, of the paths that the reader opens; it takes no other arguments for them."""
 
     path: str | os.PathLike[str]
+
+    @classmethod
+    def reads(cls, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path without further settings is read by this class."""
+        return Path(path).suffix.lower() in cls.suffixes
 
     @property
     def name(self) -> str:

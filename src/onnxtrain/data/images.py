@@ -21,6 +21,7 @@ from onnxtrain.data.files import GrowingArray, Reader, check_regular
 from onnxtrain.data.image_form import BYTES, Pixels, Resizing
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors._internal import ignored_warnings
+from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.spelling import checks_arguments
 
 _logger = logging.getLogger(__name__)
@@ -124,7 +125,6 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _channels(name: str, given: float | Sequence[float] | None, channels: int, spec: TensorSpec) -> Array | None:
-    """Return ``mean`` or ``std`` as an array of 1 or ``channels`` numbers."""
     if given is None:
         return None
     if kind_of(spec.dtype) != "float":
@@ -194,7 +194,7 @@ def _attempt(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Ar
 
 
 def _report(broken: list[str], of: int, skip_broken: bool, advice: str) -> None:
-    names = ", ".join(f"'{name}'" for name in broken[:8]) + (", ..." if len(broken) > 8 else "")
+    names = listed((f"'{name}'" for name in broken), 8, counted=False)
     if skip_broken and len(broken) == of:
         raise DataError(f"none of {of} images can be read: {names}; give files that are images.").about(names, got=of)
     if not skip_broken:
@@ -249,7 +249,6 @@ class Layout:
 
 
 def _pixels(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Array:
-    """Decode an image to bytes [H, W, C]."""
     from PIL import ImageOps
 
     source = image.open
@@ -343,6 +342,14 @@ class ImageFolder(ImageReader):
         orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
 
+    @classmethod
+    def reads(cls, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
+        folder = Path(path)
+        if not folder.is_dir() or next(folder.rglob("*.npy"), None) is not None:
+            return False
+        return any(file.suffix.lower() in SUFFIXES for file in folder.rglob("*"))
+
     @property
     def name(self) -> str:
         """Name of the folder in error messages."""
@@ -411,10 +418,3 @@ def image_files(paths: Iterable[Path], folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and path.is_file()
     )
-
-
-def is_image_folder(path: Path) -> bool:
-    """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
-    if not path.is_dir() or next(path.rglob("*.npy"), None) is not None:
-        return False
-    return any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from onnxtrain.data.base import NO_CHECKS, Batch, Column, Dataset, check_columns, converted
-from onnxtrain.data.conversion import Array, TensorSpec, to_numpy
+from onnxtrain.data.conversion import Array, TensorSpec, time_first, to_numpy
 from onnxtrain.data.naming import Wanted
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError
@@ -34,18 +34,15 @@ class _Beside(NamedTuple):
 
 
 class IterableDataset(Dataset):
-    """Examples from any iterable of batches: a list, a PyTorch-style loader, a function that returns one.
-
-    The source decides the size and order of batches: ``batch_size``, ``shuffle``, ``seed`` and ``epoch`` have no
-    effect. A generator can be read for one epoch only.
-    """
+    """Examples from any iterable of batches, which decides their size and order; a generator is read for one epoch."""
 
     borrows = True
 
     def __init__(
         self, source: Iterable[object] | Callable[[], Iterable[object]], wanted: Wanted, *, whole: bool = False
     ) -> None:
-        self._source, self._wanted, self._whole = source, wanted, whole
+        self._source, self._wanted, self._time_first = source, wanted, time_first(wanted.specs)
+        self._whole = whole or self._time_first is not None
         self._form: _Form | None = None  # of the last batch
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in wanted.specs if not spec.beside}
@@ -79,7 +76,6 @@ class IterableDataset(Dataset):
         return result
 
     def _copy(self, name: str | None = None, **changes: Any) -> Self:
-        """Return a copy with other requirements of an array."""
         result = copy.copy(self)
         result._form = None
         result._beside = {**self._beside, name: self._beside.get(name, _Beside())._replace(**changes)}
@@ -131,7 +127,6 @@ class IterableDataset(Dataset):
         return iter(opened)
 
     def _read(self, batch_size: int, shuffled: tuple[int, int] | None, start: int) -> Iterator[Batch]:
-        """Read the source once, which decides batch size and order."""
         return self._converted(self._open(), start)
 
     def _converted(self, items: Iterator[object], start: int) -> Iterator[Batch]:
@@ -146,10 +141,7 @@ class IterableDataset(Dataset):
         return self.convert(*self._matched(item, name), name)
 
     def convert(self, inputs: Mapping[str, object], targets: object | None, name: str, *, known: bool = False) -> Batch:
-        """Convert the arrays of one batch to those that the model reads.
-
-        Types and shapes are checked again only where they differ from those of the batch before.
-        """
+        """Convert the arrays of one batch; types and shapes are checked where they differ from the last ones."""
         given: dict[str | None, Any] = dict(inputs.items())
         if targets is not None:
             given[None] = targets
@@ -186,7 +178,6 @@ class IterableDataset(Dataset):
         return Batch(found, only, form.size, common=form.common)
 
     def _subject(self, key: str | None, name: str) -> str:
-        """Name of an array of a batch in error messages."""
         if key is None:
             return f"the target array of {name}"
         kind = "" if key == self._weights else "target " if key in self._beside else "input "

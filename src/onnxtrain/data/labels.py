@@ -9,6 +9,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array, are_truth_values, is_number, kind_of, to_truth_values
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.errors import DataError
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.value import Dimension
 
 _BLOCK = 2**18
@@ -134,7 +135,7 @@ def _blocks(targets: Array) -> Iterator[Array]:
 
 def some_labels(labels: Sequence[str]) -> str:
     """Format labels for a message."""
-    return ", ".join(map(repr, labels[:8])) + (", ..." if len(labels) > 8 else "")
+    return listed(map(repr, labels), 8, counted=False)
 
 
 def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Array:

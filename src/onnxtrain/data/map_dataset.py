@@ -101,6 +101,7 @@ class MapDataset(IterableDataset):
         self.size = len(self._indices)
         if not self.size:
             raise DataError(f"{name} is empty; at least one example is needed.").about(name)
+        self.check_cut()
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -197,11 +198,7 @@ def of_rows(weights: Array, count: int, name: str, kept: Sequence[int] | None = 
 
 
 def by_length(lengths: Array, batch_size: int) -> Array:
-    """Return an order of shuffled examples in which the examples of a batch have similar lengths.
-
-    Some batches at a time are sorted by length and divided again. These batches follow each other by their first
-    example in the shuffled order, so that their lengths are in no order.
-    """
+    """Return an order in which the examples of a batch have similar lengths: some batches at a time are sorted."""
     found = []
     for start in range(0, len(lengths), _SORTED_BATCHES * batch_size):
         own = lengths[start : start + _SORTED_BATCHES * batch_size]
@@ -273,12 +270,7 @@ def _some(rows: Array) -> str:
 
 
 class HuggingFaceExamples(Examples):
-    """A ``datasets.Dataset`` as examples of a `MapDataset`.
-
-    Columns with the names of the model's inputs are its inputs. A model with one input takes the only other column,
-    whatever its name (such as one of images), or else all columns of numbers stacked. Targets of type ``ClassLabel``
-    become the names of their classes.
-    """
+    """A ``datasets.Dataset`` as examples: columns by names of inputs, the only other one, or numbers stacked."""
 
     def __init__(self, dataset: Any, wanted: Wanted) -> None:
         self._specs, target = list(wanted.specs), wanted.target
@@ -386,7 +378,6 @@ def _is_table(dataset: Any, name: str, spec: TensorSpec) -> bool:
 
 
 def _numbers(column: Sequence[Any], name: str) -> Array:
-    """Convert a column to an array."""
     try:
         values = np.asarray(column)
     except ValueError:

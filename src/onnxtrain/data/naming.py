@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, TensorSpec, is_array_like, kind_of, to_numpy
+from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
 from onnxtrain.errors import DataError
+from onnxtrain.errors.formatting import listed
 
 
 class NoSuchArrayError(DataError):
@@ -304,6 +305,13 @@ def targets_by_name(names: Sequence[str], targets: Any) -> dict[str, Any]:
     return {name: targets[name] for name in names}
 
 
+def is_array_like(value: object) -> bool:
+    """Return whether a value is a single array (NumPy, a tensor, a data frame, a list of numbers or strings)."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
+    return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
+
+
 def is_batch_list(source: list[object] | tuple[object, ...]) -> bool:
     """Return whether a list holds batches, not arrays."""
     return bool(source) and all(isinstance(item, Mapping | list | tuple) and not is_array_like(item) for item in source)
@@ -404,10 +412,7 @@ def named_array(value: object, spec: TensorSpec | None, subject: str) -> tuple[A
 
 
 def in_order(found: Sequence[str], spec: TensorSpec, subject: str) -> list[str]:
-    """Return the names of columns in the order of an input.
-
-    Names that only number the columns (0, 1, 2, ...) keep their order.
-    """
+    """Return the names of columns in the order of an input; names that only number the columns keep theirs."""
     known = spec.columns
     if known is None or tuple(found) == known:
         return list(found)
@@ -429,8 +434,7 @@ def in_order(found: Sequence[str], spec: TensorSpec, subject: str) -> list[str]:
 
 def some_names(names: Iterable[str]) -> str:
     """Format names for a message."""
-    listed = list(names)
-    return ", ".join(f"'{name}'" for name in listed[:8]) + (", ..." if len(listed) > 8 else "")
+    return listed((f"'{name}'" for name in names), 8, counted=False)
 
 
 def as_input(column: Array, spec: TensorSpec) -> Array:
@@ -473,7 +477,6 @@ def _example_shape(spec: TensorSpec) -> tuple[int | None, ...]:
 
 
 def _of_kind(part: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """Convert to the kind of numbers of an input."""
     if kind_of(part.dtype) == kind_of(spec.dtype):
         return part  # the dataset converts to the exact type
     whole = part.astype(spec.dtype)

@@ -13,9 +13,9 @@ import numpy as np
 
 from onnxtrain.data.array_dataset import ArrayDataset
 from onnxtrain.data.base import Dataset
-from onnxtrain.data.conversion import TensorSpec, is_array_like
+from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.files import Reader, open_arrays
-from onnxtrain.data.images import ImageFolder, is_image_folder
+from onnxtrain.data.images import ImageFolder
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.map_dataset import (
     ExampleSource,
@@ -26,8 +26,7 @@ from onnxtrain.data.map_dataset import (
     is_map_style,
     refuse_other_kinds,
 )
-from onnxtrain.data.naming import Wanted, is_batch_list, is_frame
-from onnxtrain.data.tar_file import TarFile, is_tar
+from onnxtrain.data.naming import Wanted, is_array_like, is_batch_list, is_frame
 from onnxtrain.errors import DataError
 from onnxtrain.errors._internal import classes_in
 
@@ -77,9 +76,10 @@ def _arrays(source: object, wanted: Wanted) -> Dataset | None:
     path = source.path if isinstance(source, Reader) else source
     if isinstance(path, str | os.PathLike) and "\0" in str(path):
         raise DataError(f"the path {str(path)!r} has a NUL character, which no path can have.").about(str(path))
-    reader = _reader(source)
-    if reader is not None:
-        name, found = reader.name, reader.read(specs, target=wanted.target, need_target=wanted.need_target)
+    if isinstance(source, str | os.PathLike) and (reader := reader_of(source)) is not None:
+        source = reader(source)
+    if isinstance(source, Reader):
+        name, found = source.name, source.read(specs, target=wanted.target, need_target=wanted.need_target)
     elif isinstance(source, str | os.PathLike):
         name, arrays = f"'{Path(source)}'", open_arrays(source)
         alone = len(arrays) == len(specs) == 1 and not wanted.need_target and wanted.target is None
@@ -107,7 +107,6 @@ def _is_table_of_inputs(source: Sequence[object], specs: Sequence[TensorSpec]) -
 
 
 def _batches(source: object, wanted: Wanted) -> Dataset:
-    """Return the dataset of an iterable of batches."""
     if not isinstance(source, Iterable) and not callable(source):
         raise DataError(
             f"the data is a {type(source).__name__}; give a path, a mapping from name to array, "
@@ -116,22 +115,12 @@ def _batches(source: object, wanted: Wanted) -> Dataset:
     return IterableDataset(source, wanted)
 
 
-def _reader(source: object) -> Reader | None:
-    """Return the reader of a source, or None if memory mapping suffices."""
-    if isinstance(source, Reader):
-        return source
-    if not isinstance(source, str | os.PathLike):
-        return None
-    if is_tar(source):
-        return TarFile(source)
-    reader = readers_by_suffix().get(Path(source).suffix.lower())
-    if reader is not None:
-        return reader(source)
-    return ImageFolder(source) if is_image_folder(Path(source)) else None
+def reader_of(path: str | os.PathLike[str]) -> type[Reader] | None:
+    """Return the class that reads a path, or None if memory mapping suffices."""
+    return next((reader for reader in readers() if reader.reads(path)), None)
 
 
 @functools.cache
-def readers_by_suffix() -> dict[str, type[Reader]]:
-    """Return the readers that a path's suffix chooses: those in the modules ``*_file`` of this folder."""
-    found = classes_in(__name__.rpartition(".")[0], Reader, "_file")  # type: ignore[type-abstract]
-    return {suffix: reader for reader in found.values() for suffix in reader.suffixes}
+def readers() -> list[type[Reader]]:
+    """Return the readers of paths: those in the modules ``*_file`` of this folder, and that of folders of images."""
+    return [*classes_in(__name__.rpartition(".")[0], Reader, "_file").values(), ImageFolder]  # type: ignore[type-abstract]

@@ -127,7 +127,6 @@ class ParquetFile(Reader):
 
 
 def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterator[Any]:
-    """Yield the file in record batches."""
     if in_parquet:
         yield from file.iter_batches(rows, columns=names)
     else:
@@ -135,7 +134,6 @@ def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterato
 
 
 def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
-    """Return the NumPy type of a column."""
     types = arrow.types
     shown = kind
     if types.is_dictionary(kind):
@@ -151,7 +149,6 @@ def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
 
 
 def _values(column: Any, name: str, before: int) -> Array:
-    """Convert a column of a block to an array."""
     if column.null_count:
         row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or remove the example.")

@@ -22,11 +22,7 @@ several are a dictionary of arrays by name."""
 def augmented(
     batches: Iterator[Batch], augment: Augment, *, seed: int, epoch: int, start: int, rank: int = 0
 ) -> Generator[Batch]:
-    """Yield batches with changed inputs.
-
-    The random numbers of a batch depend only on seed, epoch and its index in the epoch, so that a resumed training
-    repeats them.
-    """
+    """Yield batches with changed inputs, by random numbers that depend on seed, epoch and index alone."""
     for index, batch in enumerate(batches, start):
         if not batch.size:  # other processes have all of its examples
             yield batch
@@ -102,8 +98,6 @@ class Prefetch:
 
 
 class _Ahead:
-    """A thread that prepares batches."""
-
     def __init__(self, batches: Iterator[Batch], *, copies: bool) -> None:
         self._ready: queue.Queue[Callable[[], Batch | None]] = queue.Queue(_AHEAD)
         self._stopped = threading.Event()

@@ -47,6 +47,11 @@ class TarFile(ImageReader):
         orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
 
+    @classmethod
+    def reads(cls, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path or a pattern has the suffix of tar files."""
+        return os.fspath(path).lower().endswith(TAR_SUFFIXES)
+
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> tuple[dict[str, object], object | None]:
@@ -100,7 +105,6 @@ class TarFile(ImageReader):
         return {spec.name: values}, _joined([targets[index] for index in kept], self.name) if need_target else None
 
     def _stacked(self, parts: Iterable[tuple[str, bytes]]) -> Array:
-        """Return arrays of one shape as one."""
         arrays: GrowingArray | None = None
         shape: tuple[int, ...] = ()
         for name, part in parts:
@@ -157,7 +161,6 @@ class TarFile(ImageReader):
         return found
 
     def _image_suffix(self, example: _Example) -> str:
-        """Return the suffix of the image of an example."""
         suffix = next((suffix for suffix in example.parts if suffix in SUFFIXES), None)
         if suffix is None:
             raise DataError(
@@ -167,7 +170,6 @@ class TarFile(ImageReader):
         return suffix
 
     def _array_suffix(self, example: _Example) -> str:
-        """Return the suffix of the array of an example."""
         if ".npy" not in example.parts:
             raise DataError(
                 f"the example '{example.key}' in {self.name} has no array (.npy): it has "
@@ -176,7 +178,6 @@ class TarFile(ImageReader):
         return ".npy"
 
     def _target(self, example: _Example) -> object:
-        """Return the target of an example, a number or a string."""
         suffix = next((suffix for suffix in _TARGETS if suffix in example.parts), None)
         if suffix is None:
             raise DataError(
@@ -207,11 +208,6 @@ class _Example:
 
     key: str
     parts: dict[str, bytes]
-
-
-def is_tar(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path or a pattern has the suffix of tar files."""
-    return os.fspath(path).lower().endswith(TAR_SUFFIXES)
 
 
 def _joined(targets: list[object], subject: str) -> Array:

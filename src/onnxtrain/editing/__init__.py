@@ -1,4 +1,4 @@
-"""Edit models: replace the head, cut out a part, append layers, free the batch size.
+"""Edit models: replace the head, cut out a part, append layers, free the batch size, set inference mode.
 
 Every function takes a path or a model and returns a new, self-contained model; its argument is not changed.
 """

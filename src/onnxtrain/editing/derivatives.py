@@ -8,7 +8,7 @@ gradient of <dy/dx, v> by x. Jacobians and gradients of each example repeat one 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx
@@ -16,10 +16,13 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.editing.working import Model, Working
+from onnxtrain.editing.working_copy.widening import keep_types, narrow_outputs, widen
 from onnxtrain.errors import GradientError
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.bounds import Fact, Facts
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.declared_shapes import all_values, declared_otherwise
 from onnxtrain.graph.passes import remove_unused
 from onnxtrain.graph.replace import substitute
@@ -32,8 +35,6 @@ from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.trainable import parameter_table
-from onnxtrain.training.advice.hints import Hint, warn_of
-from onnxtrain.training.working_copy.widening import keep_types, narrow_outputs, widen
 
 Names = Sequence[str] | str | None
 
@@ -53,7 +54,7 @@ def gradient(
     """Add outputs to a model: the gradient of one of its values.
 
     For a scalar y and each x, the result has an output ``{x}_grad`` = dy/dx of the type and shape of x, or
-    ``{x}_grad2`` where the model has that name, as in a second gradient; a y that is not scalar is summed. The result
+    ``{x}_grad2`` where the model has that name, as in a second gradient. A y that is not scalar is summed. The result
     contains standard operators only and runs on any ONNX runtime. A model below opset 18 is upgraded to 18. A float16
     or bfloat16 model computes in float32; its weights, inputs and outputs keep their types, and so do the gradients
     with respect to them.
@@ -79,6 +80,9 @@ def gradient(
         GradientError: A name does not exist or is not floating; operators between x and y have no rule or compute with
             quantized integers (the message lists all); a pattern matches no node.
         ModelError: The model cannot be read.
+
+    Warns:
+        TrainingHint: The sum of y is the same for all xs, as after a softmax, so that the gradients are zero.
     """
     return _with_gradients(model, y, xs, GradientOptions.of(straight_through, recompute))[0]
 
@@ -296,7 +300,7 @@ def per_example_gradients(
     grads = dict(zip(gradients.values(), new, strict=True))
     aside = {str(value.name): working.free_name(f"{value.name}.example") for value in (*graph.inputs, *graph.outputs)}
     op = Builder(graph, working.opset)
-    whole = {name: _stacked_input(working, value) for name, value in batched.items()}
+    whole = {name: _stacked_input(value) for name, value in batched.items()}
     pairs = {value: op.wrap(whole[name]) for name, value in batched.items()}
     outputs = list(graph.outputs)
     names = [str(value.name) for value in outputs]
@@ -342,12 +346,26 @@ def _with_gradients(
         x_names = _names_of(xs, "xs")
     made = _free_names(graph, [f"{name}_grad" for name in x_names]) if names is None else list(names)
     target = find_value(graph, target.name or "", "y")
+    warn_of(_constant_sum(working, target, x_names))
     keep_types(working, halves, x_names)
     working.metadata_props.update(options.entries())
     lower_graph(working, derivative=Derivative(target, [find_value(graph, name, "xs") for name in x_names], made))
     narrow_outputs(working, declared)
     proto = with_external_data(ir.to_proto(infer_shapes(working)), file.folder)
     return proto, dict(zip(x_names, made, strict=True))
+
+
+def _constant_sum(model: ir.Model, y: ir.Value, xs: Sequence[str]) -> Iterator[Hint]:
+    """Hint at a y, such as a softmax, that has the same sum whatever the xs are."""
+    facts = Facts(model.functions, xs, {find_value(model.graph, name, "xs"): Fact() for name in xs})
+    found = facts.of(y)
+    if found.sums or found.number is not None:
+        yield Hint(
+            f"The gradient of {y.name!r} is that of its sum, which is always the same: the gradients are zero, but for "
+            f"rounding. Differentiate a loss, or the logarithm of a probability; vjp(model, {y.name!r}) takes a weight "
+            "for each element.",
+            surprising=True,
+        )
 
 
 def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
@@ -467,7 +485,7 @@ def _scan(op: Builder, pairs: dict[ir.Value, Value], outputs: Sequence[ir.Value]
     dependent = set(pairs)
     moved = []
     for node in graph:
-        if any(value in dependent for value in (*node.inputs, *captured_values(node))):
+        if any(value in dependent for value in values_read(node)):
             moved.append(node)
             dependent.update(node.outputs)
     for value, substitute_value in inside.items():
@@ -520,7 +538,7 @@ def _batch_inputs(graph: ir.Graph, given: Names) -> dict[str, ir.Value]:
     return {str(value.name): value for value in values}
 
 
-def _stacked_input(working: Working, value: ir.Value) -> ir.Value:
+def _stacked_input(value: ir.Value) -> ir.Value:
     """Return a new input with the examples of the whole batch."""
     axes = dimensions(value) or ()
     first = axes[0] if not isinstance(axes[0], int) else "N"
@@ -556,13 +574,7 @@ def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
     """Find a value by its name in the main graph."""
     if not isinstance(name, str):
         raise GradientError(f"{argument} is {name!r}; it needs the name of a value.")
-    for value in graph.inputs:
-        if value.name == name:
-            return value
-    if name in graph.initializers:
-        return graph.initializers[name]
-    for node in graph:
-        for output in node.outputs:
-            if output.name == name:
-                return output
-    raise GradientError(f"{argument} names {name!r}, but the model has no value of that name.")
+    value = ir.convenience.create_value_mapping(graph, include_subgraphs=False).get(name)
+    if value is None:
+        raise GradientError(f"{argument} names {name!r}, but the model has no value of that name.")
+    return value

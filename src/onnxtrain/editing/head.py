@@ -14,7 +14,7 @@ from onnxtrain.editing.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import values_read
 from onnxtrain.graph.domains import LABELS, REPLACED_WEIGHT
 from onnxtrain.graph.inference import keeps_shape
 from onnxtrain.graph.layers import orientation, reads_transposed
@@ -27,41 +27,56 @@ from onnxtrain.model_file.validity import refuses_invalid
 
 @checks_arguments
 @refuses_invalid()
-def cut(model: Model, at: str | Sequence[str]) -> onnx.ModelProto:
+def cut(model: Model, at: str | Sequence[str] | None = None, *, start: str | Sequence[str] = ()) -> onnx.ModelProto:
     """Return the part of a model that computes some of its values, which become the outputs.
 
     The nodes behind them are removed, and with them the weights and the inputs that nothing else reads. The rest stays
-    as it is, names and weights included.
+    as it is, names and weights included; a ZipMap becomes the tensor that it reads.
 
     Args:
         model: A path or a loaded model; it is not changed.
-        at: Names of values, or of nodes with one output.
+        at: Names of values, or of nodes with one output; by default the model's outputs.
+        start: Names of values, or of nodes with one output, that become inputs: the nodes before them are removed.
 
     Returns:
         The part, a model that holds all its data.
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: ``at`` names no result of a node, or a node with several outputs.
+        OptionError: ``at`` or ``start`` names no result of a node, or a node with several outputs.
 
     Example:
         >>> model = onnx.parser.parse_model('''
         ... <ir_version: 8, opset_import: ["": 18]>
         ... f (float[n, 2] x) => (float[n, 2] y) { h = Relu(x)  y = Softmax(h) }''')
-        >>> part = cut(model, at="h")
+        >>> part, rest = cut(model, at="h"), cut(model, start="h")
         >>> [node.op_type for node in part.graph.node], part.graph.output[0].name
         (['Relu'], 'h')
+        >>> [node.op_type for node in rest.graph.node], rest.graph.input[0].name
+        (['Softmax'], 'h')
     """
-    names = [at] if isinstance(at, str) else list(at)
-    if not names:
-        raise OptionError("at= is empty; name at least one value or node of the model.")
     working = Working(model)
-    values = list(dict.fromkeys(working.value(name) for name in names))
+    graph = working.graph
+    if at is not None:
+        graph.outputs[:] = _ends(working, "at", at)
+        if not graph.outputs:
+            raise OptionError("at= is empty; name at least one value or node of the model.")
+    for value in _ends(working, "start", start):
+        given = ir.Value(name=value.name, type=value.type, shape=value.shape)
+        value.name = working.free_name(f"{value.name}.before")
+        value.replace_all_uses_with(given, replace_graph_outputs=True)
+        graph.inputs.append(given)
+    return working.finish()
+
+
+def _ends(working: Working, option: str, given: str | Sequence[str]) -> list[ir.Value]:
+    """Return the values at which an option cuts a model, whose types are known."""
+    names = [given] if isinstance(given, str) else list(given)
+    values = list(dict.fromkeys(working.value(name, option) for name in names))
     for name, value in zip(names, values, strict=False):
         if value.type is None:
-            raise OptionError(f"at={name!r}: the type of this value is not known; cut at another one.")
-    working.graph.outputs[:] = values
-    return working.finish()
+            raise OptionError(f"{option}={name!r}: the type of this value is not known; cut at another one.")
+    return values
 
 
 @checks_arguments
@@ -194,7 +209,7 @@ def _find(working: Working, end: ir.Value) -> ir.Node:
             continue
         if _is_head(working, node):
             return node
-        needed.update(value for value in (*node.inputs, *captured_values(node)) if value is not None)
+        needed.update(values_read(node))
     raise OptionError(
         f"The output {end.name!r} depends on no {', '.join(_HEADS[:-1])} or {_HEADS[-1]} with a weight of its own, so "
         "there is no head to replace; use cut and append."
@@ -305,7 +320,7 @@ def _fit_tail(working: Working, head: ir.Value, old: int, new: int) -> None:
     """Adapt the nodes behind a head to its new number of classes, in place."""
     behind, sizes = {head}, set[ir.Value]()
     for node in working.graph:
-        read = [value for value in (*node.inputs, *captured_values(node)) if value is not None]
+        read = values_read(node)
         if not any(value in behind or value in sizes for value in read):
             continue
         if not any(value in behind for value in read):  # computes with shapes only

@@ -16,15 +16,16 @@ from onnx import numpy_helper
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
 from onnxtrain.data import open_dataset
 from onnxtrain.data.data_names import read_names
+from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
+from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs
 from onnxtrain.errors import DataError, ModelError, OptionError
+from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.domains import NCHWC_DOMAIN
-from onnxtrain.losses.heads import tensor_spec
-from onnxtrain.losses.partial_batches import FixedBatch
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.proto import drop_initializer_inputs, drop_own_import, unify_default_domain
 from onnxtrain.model_file.upgrade import upgrade_opset
-from onnxtrain.training.working_copy.inputs import mark_image_inputs
 
 _LEAST_OPSET = {8: 13, 4: 21}
 """Least opset by bits: 13 has scales per channel, 21 has int4."""
@@ -148,9 +149,8 @@ def _run_quantizer(
         logger.setLevel(level)
         onnxruntime.set_default_logger_severity(2)
     if masked:
-        names = ", ".join(masked[:3]) + (", ..." if len(masked) > 3 else "")
         text = "%d nodes stay in float: masks of infinite or huge numbers leave their other values no steps (%s)."
-        _logger.warning(text, len(masked), names)
+        _logger.warning(text, len(masked), listed(masked, counted=False))
 
 
 def _scales(model: onnx.ModelProto) -> dict[str, float]:
@@ -188,6 +188,7 @@ class _Batches:
     def __init__(self, file: ModelFile, data: Any, batch_size: int) -> None:
         model = file.training_model()
         mark_image_inputs(model)
+        mark_first_axes(infer_shapes(model).graph)
         graph = model.graph
         fixed = FixedBatch.of(graph)
         inputs = read_names(file).specs([tensor_spec(value) for value in graph.inputs])

@@ -9,13 +9,14 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.clone import computed_from, subgraphs
 from onnxtrain.graph.declared_shapes import forget_shapes
 from onnxtrain.graph.passes import remove_unused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.proto import drop_initializer_inputs, sort_nodes, unify_default_domain
+from onnxtrain.model_file.working_copy import maps_to_tensors
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 """The type of an edit's model argument: a path or a loaded model."""
@@ -28,6 +29,7 @@ class Working:
         proto = ModelFile.load(given).dense().inlined()
         unify_default_domain(proto)
         drop_initializer_inputs(proto)
+        maps_to_tensors(proto.graph)
         sort_nodes("The model", proto)
         self.model = ir.from_proto(proto)
         self.graph = self.model.graph
@@ -53,7 +55,7 @@ class Working:
             raise OptionError(f"output={name!r}, but the outputs are {names}.")
         return found
 
-    def value(self, name: str) -> ir.Value:
+    def value(self, name: str, option: str = "at") -> ir.Value:
         """Find a value by its name, or by the name of the node that computes it."""
         for node in self.graph:
             for value in node.outputs:
@@ -64,12 +66,14 @@ class Working:
                 given = [value for value in node.outputs if value.name]
                 if len(given) > 1:
                     names = ", ".join(repr(value.name) for value in given)
-                    raise OptionError(f"at={name!r} is a {node.op_type} with {len(given)} outputs ({names}); name one.")
+                    raise OptionError(
+                        f"{option}={name!r} is a {node.op_type} with {len(given)} outputs ({names}); name one."
+                    )
                 return given[0]
         others = [str(value.name) for node in self.graph for value in node.outputs if value.name]
         shown = ", ".join(repr(other) for other in others[-6:])
         raise OptionError(
-            f"at={name!r} is neither a node of the model nor an output of one; the last outputs are {shown}."
+            f"{option}={name!r} is neither a node of the model nor an output of one; the last outputs are {shown}."
         )
 
     def free_name(self, name: str) -> str:
@@ -88,22 +92,14 @@ class Working:
         self.graph.register_initializer(value)
         return value
 
-    def computed_from(self, values: Iterable[ir.Value]) -> set[ir.Value]:
-        """Return values, and all of the main graph that is computed from them."""
-        found = set(values)
-        for node in self.graph:
-            if any(value in found for value in (*node.inputs, *captured_values(node))):
-                found.update(node.outputs)
-        return found
-
     def follow_from_weights(self, values: Iterable[ir.Value | None]) -> bool:
         """Return whether values depend on weights alone, not on a graph input."""
-        fed = self.computed_from(value for value in self.graph.inputs if not value.is_initializer())
+        fed = computed_from(self.graph, (value for value in self.graph.inputs if not value.is_initializer()))
         return all(value is not None and value not in fed for value in values)
 
     def forget_behind(self, values: Iterable[ir.Value]) -> None:
         """Forget the shapes of values and of all that is computed from them."""
-        known = self.computed_from(values)
+        known = computed_from(self.graph, values)
         for node in dict.fromkeys(value.producer() for value in known):
             for body in () if node is None else subgraphs(node):
                 forget_shapes(body)

@@ -32,11 +32,9 @@ def waiting(waited: float, seconds: float, data: str) -> str:
     ('30 % of the time waiting for a DataLoader', '')
     """
     share = waited / seconds if seconds > 0 else 0.0
-    return (
-        f"{share:.0%} of the time waiting for ".replace("%", " %") + data
-        if share > WAITING_FROM and waited > 0.1
-        else ""
-    )
+    if share <= WAITING_FROM or waited <= 0.1:
+        return ""
+    return f"{share:.0%} of the time waiting for ".replace("%", " %") + data
 
 
 def duration(seconds: float) -> str:
@@ -53,15 +51,16 @@ def plural(amount: int, word: str) -> str:
     return f"{count(amount)} {word}{'' if amount == 1 else 's'}"
 
 
-def listed(names: Iterable[object], most: int = 3) -> str:
-    """Join names with commas, and count those beyond the first ones.
+def listed(names: Iterable[object], most: int = 3, *, counted: bool = True) -> str:
+    """Join names with commas, and count those beyond the first ones, or say that there are some.
 
     Example:
-        >>> listed(["a", "b"]), listed("abcdef")
-        ('a, b', 'a, b, c and 3 more')
+        >>> listed(["a", "b"]), listed("abcdef"), listed("abcdef", counted=False)
+        ('a, b', 'a, b, c and 3 more', 'a, b, c, ...')
     """
     texts = [str(name) for name in names]
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    more = f" and {len(texts) - most} more" if counted else ", ..."
+    return ", ".join(texts[:most]) + (more if len(texts) > most else "")
 
 
 def text_table(rows: Sequence[Row], *, most: int = 20) -> str:

@@ -1,8 +1,8 @@
 """Registries through which plugins add losses, metrics, readers, callbacks, passes, commands and flags.
 
 A plugin is a function without arguments that calls the functions of this module. Ours are the functions ``register`` of
-``plugin.py`` in the folders of ``plugins/`` and ``interop/``; other packages name theirs in the entry-point group
-``onnxtrain.plugins``. An entry may be the text ``"module:object"``, which is imported at its first use.
+the packages in ``plugins/``; other packages name theirs in the entry-point group ``onnxtrain.plugins``. An entry may be
+the text ``"module:object"``, which is imported at its first use.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ GROUP: Final = "onnxtrain.plugins"
 
 T = TypeVar("T")
 
-_PACKAGE = Path(__file__).parent.parent
-_FOLDERS = ("plugins", "interop")
+_OURS = Path(__file__).parent.parent / "plugins"
 _entries: dict[str, dict[str, Any]] = {}
 _lock = threading.RLock()
 _begun = _done = False
@@ -99,10 +98,9 @@ def _load_plugins() -> None:
         if _begun:  # a plugin asks for an entry while it is loaded
             return
         _begun = True
-        for path in sorted(path for folder in _FOLDERS for path in (_PACKAGE / folder).glob("*/plugin.py")):
-            importlib.import_module(
-                ".".join(("onnxtrain", *path.parent.relative_to(_PACKAGE).parts, "plugin"))
-            ).register()
+        for path in sorted(_OURS.glob("*/__init__.py")):
+            part = importlib.import_module(f"onnxtrain.plugins.{path.parent.name}")
+            getattr(part, "register", lambda: None)()
         from importlib.metadata import entry_points  # takes a while to import
 
         for found in entry_points(group=GROUP):

@@ -12,7 +12,7 @@ from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, i
 from onnxtrain.graph.inference import DECLARED, integer, is_elementwise, slice_bounds
 from onnxtrain.graph.layers import reads_transposed
 from onnxtrain.graph.sizes import Product, factors, is_made_up, over, times
-from onnxtrain.graph.value import Dimension, constant_ints, dimensions, input_of, order_of
+from onnxtrain.graph.value import TIME_FIRST, Dimension, constant_ints, dimensions, input_of, order_of
 
 ONE: Product = (1, ())
 
@@ -33,12 +33,19 @@ class BatchAxes(dict[ir.Value, BatchAxis]):
 
     @classmethod
     def of_inputs(cls, graph: ir.Graph, size: Dimension) -> BatchAxes:
-        """Begin with the inputs whose first axis has the batch size; any unknown one, where the size is no number."""
+        """Begin with the inputs whose first axis has the batch size; any unknown one, where the size is no number.
+
+        An input with time first begins with the axis that was found for it.
+        """
         fixed = isinstance(size, int)
         inputs = [(value, dimensions(value)) for value in graph.inputs if value.name not in graph.initializers]
         given = {
-            v: BatchAxis(0) for v, shape in inputs if shape and (shape[0] == size or not (fixed or _is_int(shape[0])))
+            v: BatchAxis(0)
+            for v, shape in inputs
+            if shape and (shape[0] == size or not (fixed or _is_int(shape[0]))) and TIME_FIRST not in v.meta
         }
+        found = {v: v.meta[TIME_FIRST][1] for v in graph.inputs if TIME_FIRST in v.meta}
+        given |= {v: BatchAxis(axis) for v, axis in found.items() if axis is not None}
         return cls(given, size)
 
     def follow(self, nodes: Iterable[ir.Node]) -> BatchAxes:
@@ -64,7 +71,7 @@ class BatchAxes(dict[ir.Value, BatchAxis]):
             source, before = self[value], dimensions(value)
             if before is None:
                 continue
-            if node.op_type in ("Reshape", "Flatten") and is_default_domain(node.domain):
+            if node.op_type in RESHAPING and is_default_domain(node.domain):
                 found = None if slot or after is None else _reshaped(before, after, source, self.size)
             else:
                 axis = _axis(node, slot, index, source.axis, len(before))
@@ -119,7 +126,7 @@ def _is_int(size: Dimension) -> bool:
 
 def _listed(node: ir.Node, name: str, index: int, rank: int) -> int:
     """Return an axis that an attribute of Scan lists; 0 by default."""
-    axes = node.attributes[name].as_ints() if name in node.attributes else []
+    axes = node.attributes.get_ints(name, ())
     return axes[index] % max(rank, 1) if 0 <= index < len(axes) else 0
 
 
@@ -163,6 +170,12 @@ _DATA_INPUTS = {
     "SkipSimplifiedLayerNormalization": 2, "GridSample": 2,
 }  # fmt: skip
 """Operators with several inputs of examples, and their number; others have one."""
+
+RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
+"""Operators that step along axis 0 of their first input and have the batch on axis 1; with layout=1 the reverse."""
+
+RESHAPING = frozenset({"Reshape", "Flatten"})
+"""Operators that may merge and split axes."""
 
 _WITHOUT = frozenset(
     {"Shape", "Size", "NonZero", "Unique", "Compress", "NonMaxSuppression", "ConstantOfShape", "Range"}
@@ -299,7 +312,7 @@ def _einsum(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int |
 
 _RULES: dict[str, _Rule] = {
     "Transpose": _transpose,
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(("Gather", "GatherBlockQuantized"), _gather),
     "GatherND": _gather_nd,
     **dict.fromkeys(("MatMul", "FusedMatMul"), _matmul),

@@ -167,6 +167,15 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [*(value for value in node.inputs if value is not None), *captured_values(node)]
 
 
+def computed_from(nodes: Iterable[ir.Node], values: Iterable[ir.Value]) -> set[ir.Value]:
+    """The values, and all that nodes in the order of their graph compute from them."""
+    found = set(values)
+    for node in nodes:
+        if any(value in found for value in values_read(node)):
+            found.update(node.outputs)
+    return found
+
+
 def producers(node: ir.Node) -> list[ir.Node]:
     """The nodes whose outputs a node, or a body inside it, reads."""
     return [producer for value in values_read(node) if (producer := value.producer()) is not None]
@@ -182,3 +191,8 @@ def ancestors(nodes: Iterable[ir.Node], *, known: Collection[ir.Node] = ()) -> s
             found.add(node)
             waiting.extend(producers(node))
     return found
+
+
+def needed_for(values: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that compute values, and all that these depend on."""
+    return ancestors(producer for value in values if (producer := value.producer()) is not None)

@@ -123,8 +123,7 @@ def _infer_sequence(node: ir.Node) -> None:
     if node.op_type == "SequenceMap":
         sources = [value.dtype for value in node.attributes["body"].as_graph().outputs]
     if node.op_type == "SequenceEmpty":
-        given = node.attributes.get("dtype")
-        sources = [ir.DataType.FLOAT if given is None else ir.DataType(given.as_int())]
+        sources = [ir.DataType(node.attributes.get_int("dtype", ir.DataType.FLOAT))]
     for output, dtype in zip(node.outputs, sources, strict=False):
         if dtype is not None:
             output.type = ir.SequenceType(ir.TensorType(dtype))

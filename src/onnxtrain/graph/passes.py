@@ -67,7 +67,7 @@ def merge_common_subexpressions(graph: ir.Graph) -> None:
             continue
         removed.append(node)
         for old, new in zip(node.outputs, first.outputs, strict=True):
-            _know_as_much(new, old)
+            know_as_much(new, old)
             if old.is_graph_output():
                 _name_again(graph, node, old, new)
             else:
@@ -102,7 +102,7 @@ def remove_identities(graph: ir.Graph) -> None:
             names[source] = result.name
         substitutes[result] = source
         removed.append(node)
-        _know_as_much(source, result)
+        know_as_much(source, result)
     substitute(graph, substitutes)
     for node in removed:
         if substitutes[node.outputs[0]] in names:
@@ -112,7 +112,7 @@ def remove_identities(graph: ir.Graph) -> None:
     remove_nodes(graph, removed)
 
 
-def _know_as_much(value: ir.Value, other: ir.Value) -> None:
+def know_as_much(value: ir.Value, other: ir.Value) -> None:
     """Take over type and shape from an equal value; onnx-ir warns of a shape without a type."""
     value.type = other.type if value.type is None else value.type
     value.shape = other.shape if value.shape is None else value.shape

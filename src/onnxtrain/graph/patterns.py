@@ -13,6 +13,8 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
+from onnxtrain.errors.formatting import listed
+
 Patterns = str | Sequence[str]
 """Glob patterns of names: one, or several."""
 
@@ -85,6 +87,5 @@ def no_match(option: str, pattern: str, kind: str, known: Iterable[str], advice:
         >>> no_match("train", "head.*", "initializer", ["w", "b"])
         "train='head.*' matches no initializer; the model has w, b."
     """
-    names = list(known)
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"{option}={pattern!r} matches no {kind}; the model has {shown or 'none'}.{advice and ' '}{advice}"
+    shown = listed(known, _SHOWN, counted=False) or "none"
+    return f"{option}={pattern!r} matches no {kind}; the model has {shown}.{advice and ' '}{advice}"

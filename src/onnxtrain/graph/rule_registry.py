@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from onnxtrain.errors import OnnxTrainError
@@ -26,6 +26,7 @@ class Versioned(Protocol):
 
 
 Entry = TypeVar("Entry", bound=Versioned)
+Function = TypeVar("Function")
 
 
 class RuleRegistry(Generic[Entry]):
@@ -62,6 +63,17 @@ class RuleRegistry(Generic[Entry]):
     def __iter__(self) -> Iterator[Entry]:
         for found in self._entries.values():
             yield from found
+
+
+def for_each(operators: Sequence[str], register: Callable[[str, Function], object]) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function for some operators."""
+
+    def decorate(function: Function) -> Function:
+        for operator in operators:
+            register(operator, function)
+        return function
+
+    return decorate
 
 
 def canonical(domain: str) -> str:

@@ -32,6 +32,10 @@ COMMON = "onnxtrain.common"
 """Metadata key of an input of a fixed size that has one value for all examples, such as the settings of a voice."""
 
 
+TIME_FIRST = "onnxtrain.time_first"
+"""Metadata key of an input whose first axis is time: the node that steps along it, in words, and the batch axis."""
+
+
 PIXELS = "onnxtrain.pixels"
 """Metadata key of an input of images of 0 to 255, which the model scales itself."""
 

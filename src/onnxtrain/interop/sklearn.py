@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.data.data_names import names_of_inputs, write_names
+from onnxtrain.data.model_inputs import tensor_spec
 from onnxtrain.data.naming import in_order, rows_to_inputs
 from onnxtrain.editing.head import replace_head
 from onnxtrain.editing.working import Model
@@ -24,7 +25,7 @@ from onnxtrain.errors._internal import public_names
 from onnxtrain.graph.patterns import Patterns
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
-from onnxtrain.losses.heads import named_output, tensor_spec
+from onnxtrain.losses.heads import named_output
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.losses.probabilities import ScoreKind
 from onnxtrain.model_file.file import ModelFile
@@ -159,7 +160,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         other threads predict with the one before.
         """
         learner = self._as_fitted() if anew else self
-        X, y = validate_data(learner, X, y, reset=anew, **self._accepted)
+        X, y = checked(learner, X, y, reset=anew, **self._accepted)
         weights = check_weights(sample_weight, X)
         width = learner._width_of(y, anew, classes)
         if anew:
@@ -270,7 +271,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _outputs(self, X: Any) -> np.ndarray:
         """Predict the output that has the loss, examples first."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False)
+        X = checked(self, X, reset=False)
         found = self.trainer_.predict(self._inputs(X))
         return found[self._head.name] if isinstance(found, dict) else found
 
@@ -282,6 +283,20 @@ def _to_double(graph: onnx.GraphProto) -> None:
     for tensor in graph.initializer:
         array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+
+def checked(estimator: OnnxEstimator, *data: Any, **options: Any) -> Any:
+    """Return data that scikit-learn has validated; texts in X, on which it has no advice, get a sentence of our own."""
+    try:
+        return validate_data(estimator, *data, **options)
+    except ValueError as error:
+        if "could not convert string to float" not in str(error):
+            raise
+        text = str(error).partition(": ")[2]
+        raise OptionError(
+            f"X holds texts, such as {text}, and {type(estimator).__name__} takes numbers; encode the columns of texts "
+            "in front of it, with a ColumnTransformer and a OneHotEncoder in a pipeline, for example."
+        ) from error
 
 
 def check_weights(given: Any, X: np.ndarray) -> np.ndarray | None:

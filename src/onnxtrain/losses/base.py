@@ -239,7 +239,7 @@ def check_above_zero(loss: Loss, **values: Any) -> None:
             raise OptionError(f"{name} is {value!r}; {loss.name} needs a finite number above 0.")
 
 
-def reduced(op: Builder, loss: Loss, terms: LossTerms) -> LossTerms:
+def reduced(loss: Loss, terms: LossTerms) -> LossTerms:
     """Apply the reduction of a loss to terms that were built as a mean."""
     if loss.reduction == "mean":
         return terms

@@ -35,7 +35,6 @@ def head_in_chunks(logits: ir.Value, loss: str, chunk: int) -> LogitHead | None:
 
 
 def _operands(node: ir.Node) -> str:
-    """Describe the inputs of a node with their shapes."""
     values = [value for value in node.inputs if value is not None]
     return ", ".join(
         f"{value.name!r} {'of unknown shape' if value.shape is None else list(dimensions(value) or ())}"
@@ -67,11 +66,7 @@ def sum_in_chunks(
 def map_in_chunks(
     op: Builder, head: LogitHead, size: int, by_row: Sequence[tuple[Value, float]], term: Callable[..., Value]
 ) -> Value:
-    """Emit a number for each row, computed from its logits a chunk of rows at a time, [S].
-
-    Args are those of :func:`sum_in_chunks`, but ``term`` emits the numbers [size] of a chunk. A loss of them is known
-    after the last chunk only, so that their gradient computes the logits again.
-    """
+    """Emit a number for each row [S], from a chunk of logits at a time, of which ``term`` emits the numbers [size]."""
     body = op.body([], "chunk")
     scanned, found = _of_chunk(op, body, head, size, by_row, term)
     body.output(found.with_shape((size,)))

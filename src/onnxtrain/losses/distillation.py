@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnxtrain.editing.working_copy.training_modes import set_inference
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
@@ -23,7 +24,6 @@ from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.losses.heads import named_output
 from onnxtrain.losses.probabilities import class_logits, logarithm
 from onnxtrain.lowering.training_info.recipe import LossTerms
-from onnxtrain.training.working_copy.training_modes import set_inference
 
 
 @checks_arguments
@@ -118,7 +118,6 @@ class Distillation(ClassLoss):
         return LossTerms((soft * self.mix + hard.loss * (1.0 - self.mix)).with_shape(()), hard.weight)
 
     def _teacher_logits(self, op: Builder, prediction: Value) -> Value:
-        """Emit the teacher on the inputs of the graph."""
         model = self._teacher(op.opset)
         graph = model.graph
         axis = self.class_axis(prediction)
@@ -146,7 +145,6 @@ class Distillation(ClassLoss):
         return logits.with_shape(prediction.shape)
 
     def _teacher(self, opset: int) -> ir.Model:
-        """Load the teacher in inference mode, at an opset."""
         from onnxtrain.model_file.file import ModelFile
 
         model = infer_shapes(ModelFile.load(self.teacher).training_model(opset))
@@ -166,7 +164,6 @@ class Distillation(ClassLoss):
         return model
 
     def _inputs(self, op: Builder, teacher: ir.Graph) -> dict[ir.Value, ir.Value]:
-        """Map the teacher's inputs to inputs of the graph."""
         own = {str(value.name): value for value in op.graph.inputs}
         given = [value for value in teacher.inputs if value.name not in teacher.initializers]
         if len(given) == len(own) == 1:

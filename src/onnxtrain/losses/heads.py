@@ -11,22 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import TargetCheck, TensorSpec
-from onnxtrain.data.image_form import BYTES
 from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
+from onnxtrain.data.model_inputs import tensor_spec
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.value import (
-    COMMON,
-    DOCUMENTS,
-    KV_CACHES,
-    PIXELS,
-    RIGHT_PADDED,
-    TABLE_ROWS,
-    Dimension,
-    dimensions,
-    is_float,
-)
+from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import (
     ClassLoss,
     IgnoredWherePresent,
@@ -69,11 +59,7 @@ REAL_ROWS = "real_examples"
 
 
 def _read_by(loss: Loss, output: ir.Value, scores: Scores) -> tuple[ir.Value, int | None, bool | None]:
-    """Return what a loss reads: logits where they are reached, else probabilities that are proved or declared.
-
-    With it, the class axis where the nodes tell it, and whether it holds logits; None for losses to which it does not
-    matter.
-    """
+    """Return what a loss reads, logits where they are reached, with the class axis and whether it holds logits."""
     if loss.probabilities is None or loss.from_logits is True:
         return output, None, loss.from_logits
     by_class, axis = loss.probabilities == "distribution", scores.axis
@@ -202,7 +188,6 @@ class LossHead:
 
     @cached_property
     def _logits(self) -> tuple[Dimension, ...] | None:
-        """Shape of the prediction."""
         return dimensions(self.prediction)
 
     @cached_property
@@ -237,7 +222,6 @@ class LossHead:
 
     @cached_property
     def _end(self) -> int | None:
-        """Number of classes, where targets are labels."""
         return self.classes if self.form.kind == "indices" else None
 
     def hold_ignored(self, targets: np.ndarray) -> bool:
@@ -255,7 +239,6 @@ class LossHead:
 
     @property
     def _ignored(self) -> int | None:
-        """The ignored label, if any."""
         index = getattr(self.declared, "ignore_index", None)
         return index if isinstance(index, IgnoredWherePresent) else None
 
@@ -343,28 +326,6 @@ def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) 
     if shape is None:
         raise OptionError(f"The rank of {prediction.name!r} is not known; declare its shape in the model.")
     return ir.Value(name=name, type=ir.TensorType(loss.target_dtype(given, kind)), shape=ir.Shape(shape))
-
-
-def is_common(value: ir.Value) -> bool:
-    """Return whether an input has one value for all examples."""
-    return bool(value.meta.get(COMMON)) or dimensions(value) == ()
-
-
-def tensor_spec(value: ir.Value) -> TensorSpec:
-    """Return the required type and shape of data for an input."""
-    if value.dtype is None or not value.name:
-        raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
-    return TensorSpec(
-        value.name,
-        value.dtype.numpy(),
-        dimensions(value),
-        kv_caches=value.meta.get(KV_CACHES, ()),
-        right_padded=bool(value.meta.get(RIGHT_PADDED)),
-        table_rows=value.meta.get(TABLE_ROWS),
-        documents=value.meta.get(DOCUMENTS) == "numbers",
-        pixels=BYTES if value.meta.get(PIXELS) else None,
-        common=is_common(value),
-    )
 
 
 def wrapped(value: ir.Value, opset: int = 18) -> Value:

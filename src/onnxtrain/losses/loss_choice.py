@@ -111,7 +111,6 @@ _KINDS["Sequence"] = "numbers such as (1, 2.5) or {3: 2.5}"
 
 
 def _value(name: str, text: str, annotation: str, whole: str) -> Any:
-    """Parse an argument into the type that the loss's class declares."""
     kind = annotation.split("[")[0].split(" ")[0]
     try:
         value = read_literal({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))

@@ -29,11 +29,7 @@ _GONE: Final = -1
 
 
 def output_axis(value: ir.Value, preferred: int) -> int:
-    """Return the axis of independent outputs; the rank, which is no axis, where there is one output without an axis.
-
-    The axis is that of the channels of a convolution and of the columns of a linear layer, through operators that move
-    axes. Behind other operators it is the only axis of size 1 after the first, else the preferred one.
-    """
+    """Return the axis of independent outputs; the rank, which is no axis, where there is one output without an axis."""
     shape = dimensions(value) or ()
     rank = len(shape)
     found = units_axis(value)

@@ -6,77 +6,22 @@ rows of the real ones: it is a mean over them alone, and so is its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.data.base import Batch, share
+from onnxtrain.data.model_inputs import FixedBatch
 from onnxtrain.errors import DataError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.batch_axis import ONE, BatchAxes
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import computed_from
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
-from onnxtrain.losses.heads import REAL_ROWS, LossHead, is_common, wrapped
+from onnxtrain.losses.heads import REAL_ROWS, LossHead, wrapped
 from onnxtrain.lowering.training_info.recipe import LossTerms
-
-LARGEST_PADDED = 4 << 30
-"""Bytes of the largest padded batch: a file can declare an absurd batch size."""
-
-
-class FixedBatch(NamedTuple):
-    """The fixed batch size of a model."""
-
-    size: int
-    input: str
-    inputs: frozenset[str]
-
-    @classmethod
-    def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """Read the fixed batch size of a graph; return ``None`` for a dynamic one."""
-        sizes = {
-            str(value.name): shape[0] for value in graph.inputs if not is_common(value) and (shape := dimensions(value))
-        }
-        name, size = next(((name, size) for name, size in sizes.items() if isinstance(size, int)), (None, 0))
-        if name is None:
-            return None
-        if size == 0:
-            raise DataError(
-                f"The model takes batches of 0 examples (input {name!r}), so it cannot be trained; export it with a "
-                "dynamic batch axis or another size."
-            ).about(name)
-        return cls(size, name, frozenset(name for name, other in sizes.items() if other == size))
-
-    def rows(self, arrays: Mapping[str, np.ndarray]) -> int:
-        """Return the number of examples in the arrays of a step."""
-        return len(arrays[self.input])
-
-    def filled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Pad inputs to a whole batch by repeating their examples in turn."""
-        rows = self.rows(arrays)
-        if rows == self.size:
-            return dict(arrays)
-        needed = sum(array.nbytes for name, array in arrays.items() if name in self.inputs) // rows * self.size
-        if needed > LARGEST_PADDED:
-            raise DataError(
-                f"The model takes batches of {self.size} examples (input {self.input!r}), but one has {rows}: padding "
-                f"it takes {needed / 2**30:,.0f} GiB, and the limit is {LARGEST_PADDED >> 30} GiB; give whole batches "
-                "or export the model with a dynamic batch axis."
-            )
-        order = np.arange(self.size) % rows
-        return {name: array[order] if name in self.inputs else array for name, array in arrays.items()}
-
-    def pieces(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Split batches that are larger than this size, as an iterable may give them."""
-        for batch in batches:
-            if batch.size <= self.size:
-                yield batch
-                continue
-            for start in range(0, batch.size, self.size):
-                yield share(batch, slice(start, start + self.size))
 
 
 def on_real_rows(model: ir.Model, head: LossHead, fixed: FixedBatch, rows: int) -> LossHead:
@@ -142,19 +87,13 @@ class _LossOnRealRows(LossByExample):
 
 
 def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | None]:
-    """Find the batch axis of each value; ``None`` where it has none, and no entry where its nodes do not tell.
-
-    The axis is followed from the inputs through the nodes. With a dynamic batch size, the symbol of the inputs' first
-    axis tells, too.
-    """
+    """Find the batch axis of each value; ``None`` where it has none, and no entry where its nodes do not tell."""
     fixed, graph = FixedBatch.of(model.graph), model.graph
     axes = BatchAxes.of_inputs(graph, None if fixed is None else fixed.size)
-    reached = set(axes)
-    symbols = {shape[0] for value in axes if (shape := dimensions(value)) and isinstance(shape[0], str)}
+    reached = computed_from(graph, axes)
+    sizes = {shape[own.axis] for value, own in axes.items() if (shape := dimensions(value))}
+    symbols = {size for size in sizes if isinstance(size, str)}
     axes.follow(graph)
-    for node in graph:
-        if any(value in reached for value in (*node.inputs, *captured_values(node))):
-            reached.update(node.outputs)
     found: dict[str, int | None] = {}
     for value in values:
         named = [axis for axis, size in enumerate(dimensions(value) or ()) if size in symbols]

@@ -18,7 +18,7 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, all_nodes, ancestors, clone_nodes, values_read
+from onnxtrain.graph.clone import Values, all_nodes, clone_nodes, needed_for, values_read
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import complete_shapes, infer_shapes
 from onnxtrain.graph.value import have_one_shape, is_float
@@ -127,12 +127,8 @@ def _names(node: ir.Node) -> tuple[list[str], list[str], str]:
     for required in ("xs", "y"):
         if required not in node.attributes:
             raise GradientError(f"Gradient node {node.name!r} lacks the attribute {required!r}.")
-    zs = node.attributes.get("zs")
-    return (
-        list(node.attributes["xs"].as_strings()),
-        [] if zs is None else list(zs.as_strings()),
-        node.attributes["y"].as_string(),
-    )
+    xs, zs = (list(node.attributes.get_strings(name, ())) for name in ("xs", "zs"))
+    return xs, zs, node.attributes["y"].as_string()
 
 
 def _check_independent(label: str, graph: ir.Graph, xs: Sequence[ir.Value], zs: Sequence[ir.Value]) -> None:
@@ -169,8 +165,7 @@ def _substitute(
         identity.outputs[0].type, identity.outputs[0].shape = value.type, value.shape
         fresh.append(identity.outputs[0])
     mapping: Values = dict(zip(names, fresh, strict=True))
-    producer = y.producer()  # y is named and not read, so the order of nodes does not tell
-    determines_y = ancestors([] if producer is None else [producer])
+    determines_y = needed_for([y])  # y is named and not read, so the order of nodes does not tell
     affected: set[ir.Value] = set(names)
     copied = []
     for other in graph:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.graph.clone import all_nodes, ancestors, values_read
+from onnxtrain.graph.clone import all_nodes, needed_for, values_read
 from onnxtrain.graph.value import attributes_of
 from onnxtrain.lowering.rewrite import gradient_nodes
 from onnxtrain.lowering.training_info.recipe import StepEntry
@@ -126,7 +126,7 @@ def _variables(node: ir.Node) -> Iterator[ir.Value]:
 def _sources(values: Iterable[ir.Value | None]) -> set[str]:
     """Return the names of the graph inputs that values are computed from."""
     given = [value for value in values if value is not None]
-    nodes = ancestors(node for value in given if (node := value.producer()) is not None)
+    nodes = needed_for(given)
     read = [*given, *(value for node in nodes for value in values_read(node))]
     return {str(value.name) for value in read if value.producer() is None}
 

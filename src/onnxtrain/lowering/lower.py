@@ -142,7 +142,7 @@ def lower_entry(
         notify_gradients(graph, [[f"{state}_new" for state in group] for group in entry.notified_groups])
         not_kept = {f"{state}_new" for state in entry.notified_only}
         graph.outputs[:] = [value for value in graph.outputs if value.name not in not_kept]
-    drop_unused_inputs(graph)
+    graph.inputs[:] = [value for value in graph.inputs if value.uses() or value.is_graph_output()]
     names = {value.name for value in graph.inputs}
     states: dict[str, str | None] = {
         name: f"{name}_new" if name in entry.updates else None
@@ -182,10 +182,3 @@ def _choose_outputs(graph: ir.Graph, returned: Sequence[str], updates: Mapping[s
         outputs.append(identity.outputs[0])
     graph.outputs.clear()
     graph.outputs.extend(outputs)
-
-
-def drop_unused_inputs(graph: ir.Graph) -> None:
-    """Remove the inputs that nothing reads, in place."""
-    for value in list(graph.inputs):
-        if not value.uses() and not value.is_graph_output():
-            graph.inputs.remove(value)

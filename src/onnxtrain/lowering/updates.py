@@ -211,8 +211,7 @@ def _widened_by(state: ir.Value, role: str, blockwise: bool) -> ir.Node | None:
     node = made_by(state, DECODE if blockwise else "Cast", ONNXTRAIN_DOMAIN if blockwise else "", alone=True)
     if node is None or not blockwise:
         return node if node is not None and _is_bfloat16(node.inputs[0]) else None
-    signed = node.attributes.get("signed")
-    return node if signed is not None and bool(signed.as_int()) == is_signed(role) else None
+    return node if node.attributes.get_int("signed", None) == int(is_signed(role)) else None
 
 
 def _rounded_by(new: ir.Value, count: ir.Value | None, blockwise: bool) -> ir.Node | None:

@@ -67,16 +67,15 @@ def _axes(info: ValueInfoProto) -> list[TensorShapeProto.Dimension]:
 
 def maps_to_tensors(graph: onnx.GraphProto) -> None:
     """Replace every ZipMap by an Identity, in place: its output becomes the tensor of probabilities."""
-    outputs = {info.name: info for info in (*graph.output, *graph.value_info)}
     for node in graph.node:
         if node.op_type != "ZipMap" or node.domain != MACHINE_LEARNING_DOMAIN:
             continue
         node.op_type, node.domain = "Identity", ""
         del node.attribute[:]
-        info = outputs.get(node.output[0])
-        if info is not None:
-            tensor = onnx.helper.make_tensor_value_info(info.name, onnx.TensorProto.FLOAT, [None, None])
-            info.type.CopyFrom(tensor.type)
+        for info in (*graph.output, *graph.value_info):
+            if info.name == node.output[0]:
+                tensor = onnx.helper.make_tensor_value_info(info.name, onnx.TensorProto.FLOAT, [None, None])
+                info.type.CopyFrom(tensor.type)
 
 
 _TRAINING_IR_VERSION = 8

@@ -71,8 +71,7 @@ def name_skipped_outputs(node: ir.Node) -> list[ir.Value]:
 
 def has_kernel(node: ir.Node) -> bool:
     """Return whether native kernels implement an optimizer node; they lack registered measures."""
-    measure = node.attributes.get("measure")
-    return measure is None or measure.as_string() in BUILT_IN
+    return "measure" not in node.attributes or node.attributes["measure"].as_string() in BUILT_IN
 
 
 register_inference(infer_optimizer_types, name_skipped_outputs)

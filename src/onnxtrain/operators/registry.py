@@ -11,7 +11,6 @@ import numpy as np
 from onnxtrain.errors import OptionError
 from onnxtrain.errors._internal import classes_in
 from onnxtrain.errors.spelling import suggestion
-from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.operators.call_text import name_of, read_call, read_literal
 from onnxtrain.operators.evaluation import operator_over_arrays
 from onnxtrain.operators.optimizer import Optimizer
@@ -38,8 +37,6 @@ OPTIMIZERS: Final[Mapping[str, Entry]] = optimizers_in(f"{__name__.rpartition('.
 
 def find(domain: str, name: str) -> OptimizerSchema | None:
     """Return the schema of an optimizer operator, or ``None`` for any other operator."""
-    if is_default_domain(domain):
-        return None
     entry = OPTIMIZERS.get(name)
     return entry.schema if entry is not None and entry.schema.domain == domain else None
 

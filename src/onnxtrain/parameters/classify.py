@@ -24,15 +24,15 @@ import onnx_ir as ir
 
 from onnxtrain.graph.value import behind, dimensions, is_float
 from onnxtrain.model_file.embedded_weights import EMBEDDED
-from onnxtrain.parameters import fixed_values
-from onnxtrain.parameters.exporters import NameOrigin, gives, origin
-from onnxtrain.parameters.exporters.pytorch import (
+from onnxtrain.model_file.exporters import NameOrigin, gives, origin
+from onnxtrain.model_file.exporters.pytorch import (
     declared_kind,
     is_affine_call,
     is_declared_parameter,
     is_folded_constant,
 )
-from onnxtrain.parameters.exporters.torchscript import is_literal_node
+from onnxtrain.model_file.exporters.torchscript import is_literal_node
+from onnxtrain.parameters import fixed_values
 from onnxtrain.parameters.names import last_word, means
 from onnxtrain.parameters.readers import (
     OPERAND_OF,

@@ -19,11 +19,11 @@ from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.patterns import alternatives, escape, matches, pattern_list
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.training_info.recipe import UpdateRule
+from onnxtrain.model_file.exporters import NameOrigin, origin_of
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.call_text import read_call, read_literal
 from onnxtrain.operators.optimizer import LEARNING_RATES, Optimizer, as_fields
-from onnxtrain.parameters.exporters import NameOrigin, origin_of
 from onnxtrain.parameters.readers import arrivals
 from onnxtrain.parameters.trainable import Initializer, matching, parameter_table
 

@@ -1,7 +1,7 @@
 """Meaning of the names of initializers, and the module path of a weight whose name lacks it.
 
 PyTorch's exporters name the weight of a ``Linear`` by a number. The node that reads it knows its module
-(:func:`~onnxtrain.parameters.exporters.module_of`).
+(:func:`~onnxtrain.model_file.exporters.module_of`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import onnx_ir as ir
 
-from onnxtrain.parameters.exporters import NameOrigin, bare, module_of, origin_of
+from onnxtrain.model_file.exporters import NameOrigin, bare, module_of, origin_of
 from onnxtrain.parameters.readers import Functions, arrivals, role_of
 
 Meaning = Literal["table", "transform", "mask", "scalar", "statistic", "preprocessing", "learned"]

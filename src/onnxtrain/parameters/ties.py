@@ -19,9 +19,9 @@ from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.patterns import matches, no_match, pattern_list
 from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.model_file.exporters import module_of
+from onnxtrain.model_file.exporters.pytorch import is_declared_parameter
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.parameters.exporters import module_of
-from onnxtrain.parameters.exporters.pytorch import is_declared_parameter
 from onnxtrain.parameters.fixed_values import has_one_value
 from onnxtrain.parameters.names import role_in_module
 from onnxtrain.parameters.readers import SHAPE_ONLY, is_statistic, role_of

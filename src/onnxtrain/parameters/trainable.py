@@ -18,9 +18,9 @@ from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN, i
 from onnxtrain.graph.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.graph.value import constant_tensor, dimensions, is_float
 from onnxtrain.model_file.embedded_weights import attribute_weights
+from onnxtrain.model_file.exporters import NameOrigin, origin_of
 from onnxtrain.model_file.proto import all_nodes as nodes_of_proto
 from onnxtrain.parameters.classify import FILL, Tensor, classify, may_be_fresh, rotary_tables
-from onnxtrain.parameters.exporters import NameOrigin, origin_of
 from onnxtrain.parameters.names import module_paths, node_names
 from onnxtrain.parameters.readers import (
     SCALE,
@@ -194,7 +194,7 @@ def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
         readers = [reader for reader in _element_readers(model.graph.initializers[name]) if reader[0] in order]
         nodes = sorted({node for node, _ in readers}, key=order.__getitem__)
         if len(nodes) > 1 and not _are_parts(model.graph.initializers[name], nodes):
-            found[name] = f"{len(nodes)} nodes ({_first([_label(node) for node in nodes])})"
+            found[name] = f"{len(nodes)} nodes ({listed([_label(node) for node in nodes], counted=False)})"
         elif len(nodes) == 1:
             slots = sorted(index for _, index in readers)
             roles = [role for index in slots if (role := role_of(nodes[0].op_type, index))]
@@ -223,10 +223,6 @@ def _are_parts(value: ir.Value, nodes: Sequence[ir.Node]) -> bool:
 
 def _label(node: ir.Node) -> str:
     return node.name or f"{node.op_type} ({node.outputs[0].name})"
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 _ELSEWHERE = "sparse, or its data is in another file; write the model with it as an initializer"

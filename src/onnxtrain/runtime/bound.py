@@ -328,7 +328,6 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def _wide_number(name: str, value: Any) -> float:
-    """Return ``value`` as float64."""
     fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     try:
         number = float(value) if fits else math.nan
@@ -359,7 +358,6 @@ def _text(name: str, value: Any) -> bytes:
 
 
 def _list(name: str, values: Any) -> list[Any]:
-    """Return ``values`` as a list."""
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
         raise OperatorError(f"{name} is {_shown(values)}: it must be a list of arrays.")
     try:

@@ -112,7 +112,6 @@ def _by_the_node(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray]) -
 
 
 def _named_node(text: str, graph: ir.Graph) -> ir.Node | None:
-    """Return the node that failed, where the graph has it."""
     found = _failed_node(text)
     return None if found is None else next((node for node in graph if node.name == found[2]), None)
 

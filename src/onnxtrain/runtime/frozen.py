@@ -35,11 +35,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class FrozenTensors:
-    """Memory of a graph's large initializers, for one onnxruntime session.
-
-    onnxruntime reads this memory throughout the life of its session but does not keep it alive: the owner of the
-    session must hold this object, too.
-    """
+    """Memory of a graph's large initializers; the owner of the session that reads it must hold this object, too."""
 
     def __init__(self, model: ir.Model, *, bind: bool = False) -> None:
         files = DataFiles()
@@ -135,14 +131,12 @@ def _elements(tensor: ir.TensorProtocol, files: DataFiles) -> np.ndarray[Any, An
 
 
 def _raw(tensor: ir.ExternalTensor, files: DataFiles) -> np.ndarray[Any, Any]:
-    """Return the bytes of an external tensor."""
     if isinstance(tensor, DataTensor):
         return np.frombuffer(tensor.raw_bytes(), np.uint8)
     return np.frombuffer(files.bytes(locate(ir.serde.serialize_tensor(tensor), tensor.base_dir or ".")), np.uint8)
 
 
 def _in_memory(tensor: ir.ExternalTensor, files: DataFiles) -> ir.TensorProtocol:
-    """Return a copy of an external tensor that contains its data."""
     proto = ir.serde.serialize_tensor(tensor)
     proto.raw_data = _raw(tensor, files).tobytes()
     drop_location(proto)
@@ -153,11 +147,7 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def lift_large_constants(model: ir.Model, is_large: Callable[[ir.TensorProtocol], bool]) -> None:
-    """Make large constants, and large initializers of subgraphs, initializers of the main graph, in place.
-
-    A subgraph can read values of its outer graphs, so results do not change. Constants that are graph outputs or
-    belong to functions are not lifted.
-    """
+    """Make large constants, and large initializers of subgraphs, initializers of the main graph, in place."""
     lifted = [
         (value, tensor)
         for value, tensor in _constants(model.graph)
@@ -221,7 +211,6 @@ def _subgraphs(attribute: ir.Attr) -> Iterator[ir.Graph]:
 
 
 def _names(graph: ir.Graph) -> set[str]:
-    """Return the names of all values of a graph and its subgraphs."""
     values = [*graph.inputs, *graph.initializers.values()]
     for node in ir.traversal.RecursiveGraphIterator(graph):
         values += node.outputs

@@ -100,11 +100,7 @@ def _short(name: str) -> str:
 
 
 def most_threads() -> int:
-    """Return the largest number of threads that a session may have: four per CPU, at least 64.
-
-    More threads only wait for each other; with many thousands, the system refuses them or onnxruntime aborts the
-    process.
-    """
+    """Return the most threads of a session: four per CPU, at least 64; more only wait, or abort the process."""
     return max(64, 4 * (os.cpu_count() or 1))
 
 

@@ -285,15 +285,11 @@ class DeviceStates(StateBuffers):
         binding.bind_ortvalue_output(output, self._device_buffers[name][self._turn[name] ^ other])
 
     def before_step(self, binding: Any, names: Iterable[str]) -> None:
-        """Copy mirrors to the device and bind the states that the step reads.
-
-        States are bound anew for every step: if the first node that reads a state does not run on the device, ONNX
-        Runtime copies the state at binding time.
-        """
+        """Copy mirrors to the device and bind the states that the step reads."""
         with self._lock:  # other threads may run on these states, too, and read others for the first time
             for name, mirror in self._mirrors.items():
                 self._current_buffer(name).update_inplace(mirror)
-        for name in names:
+        for name in names:  # anew: ORT copies a state when it is bound, if its first reader is not on the device
             self.bind_input(binding, name)
 
     def after_step(self, written: Iterable[str], swapped: tuple[str, ...]) -> None:
@@ -326,7 +322,6 @@ class DeviceStates(StateBuffers):
         self._current_buffer(name).update_inplace(self._mirrors.pop(name))
 
     def _fetch(self, name: str) -> np.ndarray:
-        """Copy a state to CPU memory."""
         return np.array(self._current_buffer(name).numpy())
 
     def _current_buffer(self, name: str) -> Any:
@@ -352,7 +347,6 @@ def _taken(value: np.ndarray, take: Take) -> np.ndarray:
 
 
 def _aligned(value: np.ndarray) -> np.ndarray:
-    """Return a writable copy that starts on a cache line."""
     value = np.asarray(value)
     zero = value.size > 1 and not any(value.strides) and not any(value.flat[:1].tobytes())  # a broadcast zero
     buffer = aligned(value.nbytes, zero=zero).view(value.dtype).reshape(value.shape)

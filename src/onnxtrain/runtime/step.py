@@ -62,23 +62,19 @@ class StepSession:
         self._written = written
         # Bindings that no run uses, by the buffers that they bind: each run has one of its own.
         self._idle: dict[tuple[int, ...], list[_Binding]] = {}
+        given = {*self._inputs, *step.results}
+        moving = [value for value in (*graph.inputs, *graph.outputs) if value.name in given]
         # Scalars, such as the learning rate and the loss, have memory that is bound once; a device would keep a copy.
-        self._scalars = {
-            str(value.name): _dtype(value)
-            for value in (*graph.inputs, *graph.outputs)
-            if dimensions(value) == () and value.name in {*self._inputs, *step.results} and value.dtype in _NUMBERS
-            if not states.on_device
-        }
+        scalars = [] if states.on_device else [value for value in moving if value.dtype in _NUMBERS]
+        self._scalars = {str(value.name): _dtype(value) for value in scalars if dimensions(value) == ()}
         # The memory of a bound output may not fit the next batch size (workarounds: shapes of bound outputs).
-        shapes = {value.name: dimensions(value) for value in graph.outputs}
+        shapes = {value.name: dimensions(value) for value in graph.outputs if value.name in given}
         self._varying = [name for name in step.results if not _is_static(shapes[name])]
         self._results = list(step.results)
         self._fetched = [(index, name) for index, name in enumerate(step.results) if name not in self._scalars]
         # Arrays of ml_dtypes extension types, such as bfloat16, are bound by address (workarounds: extension types).
         self._foreign = {
-            str(value.name): value.dtype
-            for value in (*graph.inputs, *graph.outputs)
-            if value.name in {*self._inputs, *step.results} and value.dtype is not None and is_foreign(value.dtype)
+            str(value.name): value.dtype for value in moving if value.dtype is not None and is_foreign(value.dtype)
         }
 
     def run(self, feeds: Mapping[str, Any], reading: Reading | None = None) -> dict[str, np.ndarray]:

@@ -281,7 +281,6 @@ def _with_shapes(model: onnx.ModelProto, shapes: str) -> onnx.ModelProto:
 
 
 def _check_forward(found: Arrays, expected: Arrays, limit: float) -> None:
-    """Check that a gradient model computes the same outputs as the model itself."""
     for name, wanted in expected.items():
         error = _relative_error(found[name], wanted)
         if not error <= limit:

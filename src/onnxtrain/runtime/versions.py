@@ -119,10 +119,7 @@ class Versioned(MutableMapping[str, np.ndarray]):
 
     @contextlib.contextmanager
     def snapshot(self, names: Collection[str] | None = None) -> Iterator[Mapping[str, np.ndarray]]:
-        """Context with one version of some values, by default all: a copy where another thread trains.
-
-        No change begins in the meantime without a copy, so that callers must not keep the arrays.
-        """
+        """Context with one version of some values; changes wait or copy, so that callers must not keep the arrays."""
         with self.reading(self if names is None else names) as reading:
             with self._lock:
                 if self.is_foreign and reading in self._readings:
@@ -222,11 +219,7 @@ class Training:
 
 
 class Reading:
-    """Context of a reader: every run from :meth:`begin` to :meth:`end` has the values of one version.
-
-    Attributes:
-        names: Names of the values that it may read.
-    """
+    """Context of a reader: every run from :meth:`begin` to :meth:`end` has the values of one version."""
 
     __slots__ = ("_copy", "_values", "names")
 

@@ -251,7 +251,6 @@ def _compare_fingerprints(
 
 
 def _flush(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
     writable = os.name == "nt"  # Windows can flush only files that are open for writing, and no folders
     if writable and path.is_dir():
         return

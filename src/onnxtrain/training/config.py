@@ -13,6 +13,9 @@ import onnx
 
 from onnxtrain.autodiff.options import Compute, GradientOptions
 from onnxtrain.distributed.communicator import Communicator
+from onnxtrain.editing.working_copy.adaptation import Adaptation
+from onnxtrain.editing.working_copy.training_modes import Modes
+from onnxtrain.editing.working_copy.widening import widen
 from onnxtrain.errors import OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.spelling import checks_arguments
@@ -32,9 +35,6 @@ from onnxtrain.parameters.masks import Masks
 from onnxtrain.parameters.ties import untied
 from onnxtrain.parameters.trainable import parameter_table
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.training_modes import Modes
-from onnxtrain.training.working_copy.widening import widen
 
 
 @checks_arguments

@@ -24,7 +24,7 @@ from onnxtrain.data.packing import PackedSequences
 from onnxtrain.errors import DataError
 from onnxtrain.errors.registries import Registry
 from onnxtrain.losses.base import Loss
-from onnxtrain.losses.heads import LossHead, tensor_spec
+from onnxtrain.losses.heads import LossHead
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.objective import Objective
 
@@ -35,7 +35,6 @@ class DataAdapter:
     def __init__(
         self,
         names: DataNames,
-        *,
         numbered: bool = False,
         folder: Path | None = None,
         recorded: tuple[str, ...] = (),
@@ -51,9 +50,9 @@ class DataAdapter:
         self._learning = threading.RLock()
         self._plan: _Plan | None = None
 
-    def copy(self) -> DataAdapter:
-        """Return an adapter with the same names."""
-        return DataAdapter(self.names, numbered=self.numbered, folder=self.folder, recorded=self.recorded)
+    def __reduce__(self) -> tuple[type[DataAdapter], tuple[Any, ...]]:
+        """A copy, here or in another process, has the same names and labels."""
+        return DataAdapter, (self.names, self.numbered, self.folder, self.recorded)
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
         """Record the column names of more data; known names do not change."""
@@ -204,14 +203,10 @@ class DataAdapter:
         dataset = open_dataset(
             source, specs, target=target, need_target=len(outputs) == 1, validate=False, others=beside
         )
-        forms = []
-        for name, head in objective.targets:
-            dataset = self._adapted(dataset, head, name, learning=learning)
-            whole = dataset.size is not None
-            forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=whole))
+        with self._learning:
+            labels = self._labels_for(dataset, objective.heads[0], learning=learning) if len(outputs) == 1 else None
         weighted = weights is not None or (dataset.weighted and not learning)
-        objective = objective.with_forms(tuple(forms)).weighting(weighted)
-        dataset = objective.accept(dataset, weights)
+        objective, dataset = objective.reading(dataset, labels, weights, weighted=weighted)
         if config is not None:  # an evaluation without a trainer says this itself
             objective.check_some_counted(dataset)
         if learning or not outputs:
@@ -220,14 +215,8 @@ class DataAdapter:
             self.learn_pixels(dataset.pixels)
         return dataset, objective
 
-    def _adapted(self, dataset: Dataset, head: LossHead, name: str | None, *, learning: bool) -> Dataset:
-        """Convert targets to the form of the loss; for a single loss, text labels become class indices."""
-        with self._learning:
-            labels = self._labels_for(dataset, head, learning=learning) if name is None else None
-        return dataset.adapting(lambda array: head.adapt(array, labels), name)
-
     def _labels_for(self, dataset: Dataset, head: LossHead, *, learning: bool) -> tuple[str, ...] | None:
-        """Return the labels that convert the targets, which the first text labels decide."""
+        """Return the labels that convert the targets of the only loss, which the first text labels decide."""
         found = dataset.values()
         if found is None or self.labels is not None or not head.take_labels:
             return self.labels
@@ -263,7 +252,6 @@ class DataAdapter:
             self.numbered = True
 
     def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        """Return the text labels of the first targets in the order of their classes."""
         return learn_labels(found, head.classes, orders)
 
     def take_new_labels(self) -> tuple[str, ...] | None:
@@ -331,7 +319,7 @@ class _Plan(NamedTuple):
 def _reader(objective: Objective, names: DataNames) -> IterableDataset:
     """Return the dataset that converts the batches of single steps."""
     specs = [objective.for_any_rows(spec) for spec in names.specs(objective.inputs)]
-    weights = None if objective.weights is None else tensor_spec(objective.weights)
+    weights = objective.weights_spec
     if weights is not None and objective.batched:  # the last batch may be short
         weights = dataclasses.replace(weights, shape=(None,))
     beside = [*(objective.output_names if objective.several else ()), *([] if weights is None else [weights.name])]

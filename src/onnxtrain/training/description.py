@@ -224,10 +224,7 @@ def names_to_change(change: str | Sequence[str]) -> frozenset[str]:
 
 
 def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the differences between two records in words, by key.
-
-    Weights that are unknown on one side, since their file changed after it was read, count as equal.
-    """
+    """Describe the differences between two records in words, by key; weights unknown on one side count as equal."""
     result = {}
     for key in sorted(found.keys() | here.keys()):
         left, right = found.get(key, _MISSING), here.get(key, _MISSING)

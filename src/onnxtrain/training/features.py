@@ -13,15 +13,15 @@ from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import ArrayDataset
 from onnxtrain.data.base import share
 from onnxtrain.data.conversion import Array
+from onnxtrain.editing.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.graph.clone import ancestors, captured_values
+from onnxtrain.graph.clone import needed_for, values_read
 from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.losses.heads import LossHead
 from onnxtrain.lowering.training_info.recipe import free_names
 from onnxtrain.model_file.large_data import free_memory
-from onnxtrain.training.objective import Objective, graph_values
-from onnxtrain.training.working_copy.training_modes import is_batch_norm, is_dropout, normalizes_batches
+from onnxtrain.training.objective import Objective
 
 Runner = Callable[[Sequence[str]], Callable[[Mapping[str, Array]], Mapping[str, Array]]]
 
@@ -34,16 +34,12 @@ class Divided(NamedTuple):
 
 
 def divide(objective: Objective) -> Divided:
-    """Divide an objective into frozen layers, which no step changes, and the trained part behind them.
-
-    A feature has one row per example. Where a value between the two parts has not, as a mask [1, tokens], the trained
-    part computes it, from values that have.
-    """
+    """Divide an objective into frozen layers and the trained part behind them, at values with one row per example."""
     own = objective.copy()
     graph = own.model.graph
-    values = graph_values(graph)
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     ends = _ends(own, values)
-    needed = ancestors(producer for value in ends if (producer := value.producer()) is not None)
+    needed = needed_for(ends)
     moving = {values[name] for name in own.parameters}
     varying = set(graph.inputs)
     trained: set[ir.Node] = set()
@@ -51,7 +47,7 @@ def divide(objective: Objective) -> Divided:
     for node in graph:
         if node not in needed:
             continue
-        read = _read(node)
+        read = values_read(node)
         if any(value in moving for value in read):
             trained.add(node)
             moving.update(node.outputs)
@@ -60,8 +56,8 @@ def divide(objective: Objective) -> Divided:
             varying.update(node.outputs)
     symbols = {shape[0] for value in graph.inputs if (shape := dimensions(value))} - {None}
     features = _features(frozen, trained, ends, varying, symbols)
-    before = ancestors(producer for value in features if (producer := value.producer()) is not None)
-    if not any(_is_weight(value) and value not in varying for node in before & frozen for value in _read(node)):
+    before = needed_for(features)
+    if not any(_is_weight(value) and value not in varying for node in before & frozen for value in values_read(node)):
         first = next((row.name for row in own.table if row.trainable), None)
         raise OptionError(
             "cache_features keeps what frozen layers compute, but no frozen layer comes before the first trained one "
@@ -78,15 +74,10 @@ def divide(objective: Objective) -> Divided:
 
 
 def _ends(objective: Objective, values: Mapping[str, ir.Value]) -> list[ir.Value]:
-    """Return the values of the graph that a step needs."""
     read = [value for head in objective.heads for value in (head.prediction, head.output)]
     statistics = [values[name] for name in objective.statistics.values()]
     wide = [values[name] for name in objective.wide.values()]
     return list(dict.fromkeys([*(read or [objective.prediction]), *statistics, *wide]))
-
-
-def _read(node: ir.Node) -> list[ir.Value]:
-    return [value for value in (*node.inputs, *captured_values(node)) if value is not None]
 
 
 def _is_weight(value: ir.Value) -> bool:
@@ -110,7 +101,7 @@ def _features(
     symbols: set[int | str | None],
 ) -> list[ir.Value]:
     """Return the values that the trained part reads, all with one row per example; move other nodes to that part."""
-    waiting = [value for node in trained for value in _read(node)] + [value for value in ends if value in varying]
+    waiting = [value for node in trained for value in values_read(node)] + [value for value in ends if value in varying]
     found: dict[ir.Value, None] = {}
     while waiting:
         value = waiting.pop()
@@ -126,7 +117,7 @@ def _features(
             found[value] = None
         elif producer in frozen:
             frozen.remove(producer)
-            waiting += _read(producer)
+            waiting += values_read(producer)
     return sorted(found, key=lambda value: str(value.name))
 
 
@@ -149,7 +140,7 @@ def _cut(own: Objective, features: list[ir.Value], ends: list[ir.Value]) -> Divi
             instead[value] = same.outputs[0]
             graph.append(same)
     ends = [instead.get(value, value) for value in ends]
-    kept = ancestors(producer for value in ends if (producer := value.producer()) is not None)
+    kept = needed_for(ends)
     graph.outputs[:] = ends
     graph.remove([node for node in graph if node not in kept], safe=True)
     graph.inputs[:] = inputs.values()
@@ -177,6 +168,7 @@ def compute_features(objective: Objective, runner: Runner, dataset: Dataset, bat
             f"cache_features needs data of known length, but {dataset.name} does not say how many examples it has; "
             "give arrays or a data set with a length, or leave cache_features out."
         )
+    dataset.check_cut()
     for spec in objective.inputs:
         if spec.common and spec.shape:
             raise OptionError(
@@ -256,7 +248,6 @@ def _check_first(
 
 
 def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) -> None:
-    """Refuse features that are larger than the free memory, where the system says how much is free."""
     assert dataset.size is not None
     needed = sum(array.nbytes for array in features.values()) // rows * dataset.size
     free = free_memory()

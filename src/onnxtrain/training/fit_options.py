@@ -26,7 +26,7 @@ class FitOptions:
 
     The documentation of an option and its flag are in the metadata of its field. ``tools/option_docs.py`` writes the
     signature and the docstring of ``fit`` from them; the command line makes its flags of them. A flag names its
-    ``kind``: most types are imported for type checkers alone.
+    ``kind`` where it differs from the option's type, or where that is imported for type checkers alone.
 
     Raises:
         OptionError: A field has a value that it cannot have.
@@ -64,7 +64,6 @@ class FitOptions:
         flag=Flag(
             "Name of the target: the array, where several are left, or the column.",
             group="Data",
-            kind=str | None,
             metavar="NAME",
             common=True,
         ),
@@ -72,13 +71,13 @@ class FitOptions:
     epochs: int = option(
         1,
         "How often to go through the data.",
-        flag=Flag("Passes through the data.", group="Training", kind=int, common=True),
+        flag=Flag("Passes through the data.", group="Training", common=True),
     )
     batch_size: int = option(
         32,
         "Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed batch size "
-        "has its own, times the micro-batches of the trainer.",
-        flag=Flag("Examples per step.", group="Training", kind=int, common=True),
+        "has its own, times the micro-batches of the trainer; a hint says so.",
+        flag=Flag("Examples per step.", group="Training", common=True),
     )
     schedule: str | Schedule | None = option(
         None,
@@ -108,7 +107,7 @@ class FitOptions:
     shuffle: bool = option(
         True,
         "Whether to take the examples in a new order every epoch (by the trainer's seed).",
-        flag=Flag("Shuffle the examples every epoch.", group="Training", kind=bool),
+        flag=Flag("Shuffle the examples every epoch.", group="Training"),
     )
     callbacks: Sequence[Callback] = option((), "Called at the ends of steps and epochs.")
     progress: ProgressLike = option(
@@ -127,12 +126,10 @@ class FitOptions:
     checkpoint_every: int | None = option(
         None,
         "Steps between checkpoints; by default one per epoch.",
-        flag=Flag(
-            "Steps between checkpoints.  [default: an epoch]", group="Checkpoints", kind=int | None, metavar="STEPS"
-        ),
+        flag=Flag("Steps between checkpoints.  [default: an epoch]", group="Checkpoints", metavar="STEPS"),
     )
     keep: int = option(
-        3, "How many checkpoints to keep.", flag=Flag("Number of checkpoints to keep.", group="Checkpoints", kind=int)
+        3, "How many checkpoints to keep.", flag=Flag("Number of checkpoints to keep.", group="Checkpoints")
     )
     save_best: str | None = option(
         None,
@@ -142,7 +139,6 @@ class FitOptions:
             "Keep the best epoch's model by this metric, val_accuracy, as best.onnx there, or with --lora its "
             "adapter as best.onnx_adapter.",
             group="Checkpoints",
-            kind=str | None,
             metavar="METRIC",
         ),
     )
@@ -153,10 +149,7 @@ class FitOptions:
         "of which hashes are compared. (Of a function only its name is, and of an iterable of batches nothing.) "
         "More epochs are welcome where the schedule does not end with them.",
         flag=Flag(
-            "Continue from the newest checkpoint, bit for bit as if never stopped.",
-            group="Checkpoints",
-            kind=bool,
-            common=True,
+            "Continue from the newest checkpoint, bit for bit as if never stopped.", group="Checkpoints", common=True
         ),
     )
     change: str | Sequence[str] = option(
@@ -200,11 +193,7 @@ class FitOptions:
         "to run only the layers behind them in every step ([transfer learning](docs/transfer_learning.md)). Losses "
         "are the same to rounding; memory has to hold the features of all examples, of which :attr:`hints` says "
         "the size.",
-        flag=Flag(
-            "Compute the frozen layers before the first trained one once, not in every epoch.",
-            group="Training",
-            kind=bool,
-        ),
+        flag=Flag("Compute the frozen layers before the first trained one once, not in every epoch.", group="Training"),
     )
 
     def __post_init__(self) -> None:

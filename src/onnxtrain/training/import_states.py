@@ -13,14 +13,14 @@ import onnx_ir as ir
 
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.data.files import map_safetensors
+from onnxtrain.data.model_inputs import FixedBatch
+from onnxtrain.editing.working_copy.widening import rounded_to
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import HALVES
-from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.parameters.ties import choose_copies, find_repeated, untied, with_copies
-from onnxtrain.training.working_copy.widening import rounded_to
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,11 @@ def import_states(
 
 
 def _in_type_of(file: ModelFile, name: str, array: np.ndarray) -> np.ndarray:
-    """Round a weight to the file's float16 or bfloat16 type."""
     kind = ir.DataType(file.declared(name).data_type)
     return rounded_to(array, kind) if kind in HALVES and array.dtype == np.float32 else array
 
 
 def _has(file: ModelFile, name: str) -> bool:
-    """Return whether a model has a weight of this name: an initializer, dense or sparse, or one stored elsewhere."""
     if any(sparse.values.name == name for sparse in file.proto.graph.sparse_initializer):
         return True
     try:

@@ -41,7 +41,7 @@ from onnxtrain.training.description import (
     differences,
     names_to_change,
 )
-from onnxtrain.training.executor import Executor
+from onnxtrain.training.executors.executor import Executor
 from onnxtrain.training.fit_options import FitOptions
 from onnxtrain.training.report.record import VALIDATION
 from onnxtrain.training.schedules import Schedule
@@ -159,6 +159,10 @@ class Loop:
         communicator = options.executor.config.parallel
         self._communicator: Communicator = communicator or Single()
         self._shared = options.executor.share(features or dataset)
+        self._shared.check_cut(options.batch_size, shuffle=options.given.shuffle)
+        self._evaluated = max(options.batch_size, 64)
+        if validation is not None:
+            validation[0].check_cut(self._evaluated)
         # rank 0 alone reads and writes checkpoints
         self._store = None if self._communicator.rank else options.checkpoints.store
         several = self._communicator.size > 1
@@ -220,7 +224,6 @@ class Loop:
             raise KeyboardInterrupt(f"Interrupted; {where}") from None
 
     def _interrupted(self) -> BaseException:
-        """Return the exception of a signal that was received."""
         step = self._position.step
         where = "" if step in self._not_written else self._where_to_go_on()
         return self._stopping.exception(
@@ -323,7 +326,6 @@ class Loop:
             number += 1
 
     def _where_to_go_on(self) -> str:
-        """Return the sentence of an error that names the newest checkpoint."""
         newest = self._newest()
         return "" if newest is None else f"'{newest}' is kept, resume=True goes on from there."
 
@@ -336,8 +338,7 @@ class Loop:
         progress.metrics = parts
         if self._validation is not None:
             dataset, evaluator = self._validation
-            size = max(options.batch_size, 64)
-            measured = evaluator.evaluate(dataset, size, options.metrics, self._communicator)
+            measured = evaluator.evaluate(dataset, self._evaluated, options.metrics, self._communicator)
             progress.metrics |= {VALIDATION + name: value for name, value in measured.items()}
         options.callbacks.on_epoch_end(progress)
         self._decide_once()
@@ -369,7 +370,6 @@ class Loop:
         return None
 
     def _say_which_exist(self) -> None:
-        """Warn at the end where checkpoints could not be written."""
         if self._not_written and self._store is not None:
             steps: list[int] = []
             with contextlib.suppress(CheckpointError):
@@ -556,6 +556,21 @@ def examples_per_step(executor: Executor, dataset: Dataset, batch_size: int) -> 
     if rest and (objective.loss is not None or dataset.size == rest):
         objective.on_real_rows(rest)  # fails now rather than after an epoch
     return executor.most_rows or batch_size
+
+
+def fixed_batch_hints(executor: Executor, dataset: Dataset, batch_size: int) -> Iterator[str]:
+    """Say that steps take another number of examples than was asked for, since the model fixes it."""
+    most, fixed, parts = executor.most_rows, executor.objective.fixed_batch, executor.config.accumulate
+    size = dataset.size
+    if fixed is None or most is None or size is None or min(batch_size, size) == min(most, size):
+        return
+    more = batch_size * parts // most
+    advice = f"; accumulate={more} takes {more} such batches a step" if more > parts else ""
+    yield (
+        f"The model has a fixed batch of {plural(fixed.size, 'example')}, so that a step takes {most}, not "
+        f"batch_size={batch_size}. A model of onnxtrain.dynamic_batch(model) takes batches of any size, as fit with "
+        f"dynamic_batch=True does{advice}."
+    )
 
 
 def steps_per_epoch(executor: Executor, dataset: Dataset, size: int) -> int | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset, TensorSpec
-from onnxtrain.data.conversion import to_numpy
-from onnxtrain.data.target_checks import check_weights
+from onnxtrain.data.conversion import time_first, to_numpy
+from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
+from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
+from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import DOCUMENTS, dimensions
@@ -24,10 +26,9 @@ from onnxtrain.losses.heads import (
     are_none,
     is_float_tensor,
     metrics_of_heads,
-    tensor_spec,
     wrapped,
 )
-from onnxtrain.losses.partial_batches import FixedBatch, batch_axes, on_real_rows
+from onnxtrain.losses.partial_batches import batch_axes, on_real_rows
 from onnxtrain.lowering.training_info.recipe import Block, LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.lowering.training_info.rounding import Rounding
 from onnxtrain.operators.optimizer import Optimizer
@@ -38,8 +39,6 @@ from onnxtrain.parameters.stored import Stored
 from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import Initializer, untrainable
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.working_copy.attention import numbers_documents, separate_documents
-from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Attached
@@ -112,6 +111,16 @@ class Objective:
         """Types, shapes and names of the model's inputs."""
         return [tensor_spec(value) for value in self.model.graph.inputs]
 
+    @property
+    def weights_spec(self) -> TensorSpec | None:
+        """Type, shape and name of the weights of examples; ``None`` without them."""
+        return None if self.weights is None else tensor_spec(self.weights)
+
+    @cached_property
+    def time_first(self) -> TensorSpec | None:
+        """The first input whose first axis is time; ``None`` without one."""
+        return time_first(self.inputs)
+
     @cached_property
     def common(self) -> frozenset[str]:
         """Names of the inputs with one value for all examples."""
@@ -119,6 +128,8 @@ class Objective:
 
     def some_rows(self, feeds: Mapping[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
         """Return some rows of the arrays of a step; those with one value for all examples stay."""
+        if self.time_first is not None:
+            self.time_first.check_cut("train without accumulate, in one process")
         return {name: array if not array.ndim or name in self.common else array[rows] for name, array in feeds.items()}
 
     @cached_property
@@ -138,21 +149,30 @@ class Objective:
         return replace(spec, shape=(None, *spec.shape[1:]))
 
     def check_batch_axes(self) -> None:
-        """Refuse data sets for a model whose outputs have the batch on another axis than 0."""
-        axes = batch_axes(self.model, [head.prediction for head in self.heads]) if self.heads else {}
+        """Refuse data sets for a model whose outputs alone have the batch on another axis than 0."""
+        if not self.heads or self.time_first is not None:
+            return  # arrays for inputs with time first are not cut
+        axes = batch_axes(self.model, [head.prediction for head in self.heads])
         for head in self.heads:
             head.check_batch_axis(axes.get(str(head.prediction.name)))
 
-    def accept(self, dataset: Dataset, weights: Any = None) -> Dataset:
-        """Convert a dataset to the targets and weights that the losses read, and check its values."""
+    def reading(
+        self, dataset: Dataset, labels: Sequence[str] | None, weights: Any, *, weighted: bool
+    ) -> tuple[Objective, Dataset]:
+        """Return the objective for the form of a dataset's targets, and the dataset as its losses read it, checked."""
+        forms = []
         for name, head in self.targets:
+            dataset = dataset.adapting(partial(head.adapt, labels=labels), name)
+            forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=dataset.size is not None))
+        own = self.with_forms(tuple(forms)).weighting(weighted)
+        for name, head in own.targets:
             dataset = dataset.expecting(head.spec, name)
         if weights is not None:
-            assert self.weights is not None
-            given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
-            dataset = dataset.with_weights(given, tensor_spec(self.weights))
-        dataset.validate({name: check for name, head in self.targets if (check := head.check) is not None})
-        return dataset
+            assert own.weights_spec is not None
+            given = weights if isinstance(weights, str) else to_numpy(weights, "sample_weight")
+            dataset = dataset.with_weights(given, own.weights_spec)
+        dataset.validate({name: check for name, head in own.targets if (check := head.check) is not None})
+        return own, dataset
 
     def check_some_counted(self, dataset: Dataset) -> None:
         """Refuse data whose labels are all ignored by the only loss."""
@@ -381,7 +401,7 @@ class Objective:
     def copy(self) -> Objective:
         """Return the objective on a clone of its graph."""
         model = self.model.clone()
-        values = graph_values(model.graph)
+        values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
 
         def own(value: ir.Value) -> ir.Value:
             return values[str(value.name)]
@@ -438,7 +458,7 @@ class Objective:
             scalar = prediction if prediction.rank == 0 else op.reshape(prediction, op.ints()).with_shape(())
             return [LossTerms(scalar, _batch_size(op, self.model.graph, prediction))]
         weights = None if self.weights is None else op.wrap(self.weights)
-        terms = [reduced(op, head.loss, head.build(op, weights)) for head in self.heads]
+        terms = [reduced(head.loss, head.build(op, weights)) for head in self.heads]
         factor = self.heads[0].loss.weight
         if self.several or factor == 1.0:
             return terms
@@ -449,12 +469,6 @@ def of_model(model: ir.Model) -> Objective:
     """Return the objective of a model without a loss, for predictions."""
     output = model.graph.outputs[0]
     return Objective(model, output, names=Names.beside(model.graph))
-
-
-def graph_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Return the values of a graph by name."""
-    values = {str(output.name): output for node in graph for output in node.outputs}
-    return values | {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
 
 
 def _batch_size(op: Builder, graph: ir.Graph, like: Value) -> Value:

@@ -14,9 +14,17 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.data.model_inputs import FixedBatch
+from onnxtrain.editing.working_copy.attention import separate_head_norms
+from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
+from onnxtrain.editing.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
+from onnxtrain.editing.working_copy.stops import stop_as_program
+from onnxtrain.editing.working_copy.training_modes import Modes, find_layers, set_modes
+from onnxtrain.editing.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.errors._internal import gc_paused
 from onnxtrain.errors.formatting import listed
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.declared_shapes import declared_otherwise
@@ -34,14 +42,13 @@ from onnxtrain.losses.heads import (
     wrapped,
 )
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.losses.probabilities import find_scores
 from onnxtrain.lowering.training_info.build import build_training_model
 from onnxtrain.lowering.training_info.recipe import Names, free_names
+from onnxtrain.model_file.exporters.pytorch import forget_traces
 from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.parameters.exporters.pytorch import forget_traces
 from onnxtrain.parameters.groups import group_hints, merged_hints
 from onnxtrain.parameters.masks import KEEP, check_masks, zero_masks, zeros_to_keep
 from onnxtrain.parameters.ties import (
@@ -55,15 +62,9 @@ from onnxtrain.parameters.ties import (
     value_reader,
 )
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
-from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints, warn_of
+from onnxtrain.training.advice.hints import dropped_biases, find_hints
 from onnxtrain.training.config import ModelOptions, TrainingConfig
-from onnxtrain.training.objective import Objective, graph_values
-from onnxtrain.training.working_copy.attention import separate_head_norms
-from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
-from onnxtrain.training.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
-from onnxtrain.training.working_copy.stops import stop_as_program
-from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
-from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
+from onnxtrain.training.objective import Objective
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Attached
@@ -107,7 +108,7 @@ def prepare(
     mark_image_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
-    mark_common_inputs(model.graph)
+    mark_first_axes(model.graph)
     separate_head_norms(model)
     if repeated is None:
         fixed = FixedBatch.of(model.graph)
@@ -126,7 +127,7 @@ def prepare(
     statistics = set_modes(model, modes)
     quantized = None
     if config.qat:
-        from onnxtrain.training.working_copy.quantized_training import train_quantized
+        from onnxtrain.editing.working_copy.quantized_training import train_quantized
 
         quantized = train_quantized(model)
     adapted: Attached | None = None
@@ -250,7 +251,7 @@ def _table(
     if not is_expanded(Forward.of(copy, straight_through=straight_through), Route(predictions, xs)):
         copy = copy.clone()
     graph = copy.graph
-    values = graph_values(graph)
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     ys = [values[str(prediction.name)] for prediction in predictions]
     rows = parameter_table(
         copy,
@@ -269,13 +270,16 @@ def _table(
         trained = [graph.initializers[row.name] for row in rows if row.trainable]
         forward = Forward.of(copy, straight_through=straight_through)
         names = [str(prediction.name) for prediction in predictions]
-        if missing := [node for name in names for node in missing_rules(forward, graph_values(graph)[name], trained)]:
+        missing: list[ir.Node] = []
+        for name in names:
+            values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)  # the search expands functions
+            missing += missing_rules(forward, values[name], trained)
+        if missing:
             raise GradientError(missing_rules_message(dict.fromkeys(missing), graph.opset_imports))
     return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
 
 
 def _trained(adapted: Attached | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the patterns of the trainable parameters: first the adapters."""
     if adapted is None:
         return train
     return (*map(escape, (*adapted.parameters, *adapted.resumed)), *(train or ()))
@@ -336,7 +340,7 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
     otherwise = declared_otherwise(objective.model.graph)
     held = () if objective.adapted is None else objective.adapted.hints(file, objective.parameters)
     surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config), *held)]
-    return found + [Hint(text, surprising=False) for text in texts] + surprising
+    return found + [Hint(text) for text in texts] + surprising
 
 
 def _repeated(objective: Objective) -> Iterator[str]:

@@ -119,7 +119,6 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 def _batch(
     trainer: Trainer, data: Any, target: str | None, batch_size: int, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield inputs and targets of one batch by name."""
     if data is None:
         generator = np.random.default_rng(0)
         specs = [*trainer.objective.inputs, *(head.spec for head in trainer.objective.heads)]
@@ -155,7 +154,6 @@ def _random(
 
 
 def _run(model: onnx.ModelProto, options: RuntimeOptions, feeds: Arrays) -> list[np.ndarray]:
-    """Run a model; return all outputs."""
     session = create_session(ir.from_proto(model), options)
     try:
         return session.run(None, feeds)
@@ -211,7 +209,6 @@ def _compare(
 
 
 def _all_values(step: onnx.ModelProto, options: RuntimeOptions, feeds: Arrays) -> dict[str, Any]:
-    """Compute every value of the graph."""
     model = onnx.ModelProto()
     model.CopyFrom(step)
     del model.graph.output[:]

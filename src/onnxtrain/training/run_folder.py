@@ -25,7 +25,7 @@ from onnxtrain.model_file.saving import current_folder, reached_from
 from onnxtrain.model_file.writing import AtomicFiles, check_writable, only_warns
 from onnxtrain.operators import Momentum
 from onnxtrain.training.callbacks import Callback, History, TrainingState
-from onnxtrain.training.callbacks.history import finite_rows
+from onnxtrain.training.callbacks.history import for_json
 from onnxtrain.training.report.charts import curves, stacked
 from onnxtrain.training.report.page import page
 from onnxtrain.training.report.record import (
@@ -227,7 +227,7 @@ class RunFolder(Callback):
             "seconds": round(self._seconds, 3),
             "facts": self._facts,
             **self._names,
-            "rows": finite_rows(self._history.rows),
+            "rows": for_json(self._history.rows),
         }
         self._write(RUN, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
 

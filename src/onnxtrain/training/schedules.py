@@ -438,8 +438,6 @@ def parse_schedule(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Builds the schedule of a text."""
-
     text: str
     learning_rate: float
     total_steps: int | None

@@ -17,8 +17,10 @@ from onnxtrain.data.labels import doubts
 from onnxtrain.data.naming import NoSuchArrayError
 from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator
+from onnxtrain.editing.working_copy.adaptation import Adaptation
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.errors._internal import gc_paused
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.base import TargetKind
 from onnxtrain.losses.heads import Metrics, are_none, check_numbers
@@ -29,7 +31,6 @@ from onnxtrain.parameters.ema import EMA
 from onnxtrain.parameters.groups import Group
 from onnxtrain.parameters.masks import Masks, check_masks, set_to_zero, zeros_to_keep
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import (
     ADVANCED,
     AdvancedOptions,
@@ -39,8 +40,8 @@ from onnxtrain.training.config import (
     TrainingConfig,
 )
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.trained_model import TrainedModel, trains
-from onnxtrain.training.working_copy.adaptation import Adaptation
+from onnxtrain.training.trained_model import TrainedModel
+from onnxtrain.training.trained_values import trains
 
 if TYPE_CHECKING:
     from onnxtrain.data.pipeline import Augment
@@ -317,7 +318,7 @@ class Trainer(TrainedModel):
             target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
             epochs: How often to go through the data.
             batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
-                batch size has its own, times the micro-batches of the trainer.
+                batch size has its own, times the micro-batches of the trainer; a hint says so.
             schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an object
                 of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from the
                 trainer's learning rate.
@@ -377,6 +378,7 @@ class Trainer(TrainedModel):
             Loop,
             LoopOptions,
             examples_per_step,
+            fixed_batch_hints,
             shown_progress,
             steps_per_epoch,
         )
@@ -385,7 +387,8 @@ class Trainer(TrainedModel):
         rank, ema = self._communicator.rank, self.config.ema is not None if ema is None else ema
         self._state.check_averages(ema)
         checkpoints = Checkpoints.of(options)
-        best = None if save_best is None or checkpoint is None else os.path.join(checkpoint, self._best_name)
+        name = "best.onnx" if self.config.lora is None else "best.onnx_adapter"  # the weights may be quantized
+        best = None if save_best is None or checkpoint is None else os.path.join(checkpoint, name)
         if best is not None and os.path.isdir(os.path.dirname(best)):
             self.config.model.check_writable(best)
         folder = None if run is None else _run_folder(run, resume=checkpoints.resume)
@@ -394,6 +397,7 @@ class Trainer(TrainedModel):
         self.data_adapter.paired = -(-batch_size // self.config.accumulate)
         dataset, validated = self._open_fit_data(data, y, options, ema=ema)
         size = examples_per_step(self.executor, dataset, batch_size)
+        self._warn_once(*(() if rank else fixed_batch_hints(self.executor, dataset, batch_size)))
         per_epoch = steps_per_epoch(self.executor, dataset, size)
         rates = self._schedule(schedule, epochs, per_epoch)
         measured = self.objective.resolve_metrics(metrics)
@@ -460,13 +464,8 @@ class Trainer(TrainedModel):
             )
         runner = Evaluator(self.objective, self.executor.states, self.config.runtime).runner
         found, text = compute_features(self.objective, runner, dataset, batch_size)
-        self._hints.append(Hint(text, surprising=False))
+        self._hints.append(Hint(text))
         return found
-
-    @property
-    def _best_name(self) -> str:
-        """Name of the file of the best epoch: the adapter where there is one, since weights may be quantized."""
-        return "best.onnx" if self.config.lora is None else "best.onnx_adapter"
 
     def _take_names(self, checkpoints: Checkpoints) -> None:
         """Read data by the names that columns and classes had when the checkpoint was written."""
@@ -507,7 +506,6 @@ class Trainer(TrainedModel):
         return dataset, (held_out, evaluator)
 
     def _schedule(self, schedule: str | Schedule | None, epochs: int, per_epoch: int | None) -> Schedule:
-        """Return the learning rate by step."""
         from onnxtrain.training.schedules import resolve_schedule, vanishing_hint
 
         total = None if per_epoch is None else per_epoch * epochs
@@ -536,18 +534,10 @@ class Trainer(TrainedModel):
         )
         self._warn_once(*dataset.hints)
         self._use(objective)
-        self._warn_of_labels()
-        return dataset
-
-    def _warn_of_labels(self) -> None:
-        """Warn where labels that were learned may not be in the order of the model's classes.
-
-        Warns:
-            TrainingHint: They may not.
-        """
         labels, heads = self.data_adapter.take_new_labels(), self.objective.heads
         if labels is not None and heads:
             self._warn_once(*doubts(labels, heads[0].classes, self.data_adapter.recorded))
+        return dataset
 
 
 def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:

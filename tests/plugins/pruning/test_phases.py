@@ -16,6 +16,7 @@ from onnxtrain.errors import NumericalError, OptionError
 from onnxtrain.operators import SSGD, Adam
 from onnxtrain.plugins.pruning.job import PruningWarning
 from onnxtrain.plugins.pruning.recipe import DEFAULT_OPTIMIZER
+from sentences import warns_sentence
 
 LOSS = {"loss": "softmax_cross_entropy"}
 TARGETS = [{"structure": "hidden", "flops": 0.5}, {"sparsity": 0.8}]
@@ -147,3 +148,13 @@ def test_weights_behind_other_nodes_are_cut_as_others_are(trained):
     for name, twin in (("w1", "layer1.weight"), ("w2", "layer2.weight"), ("b1", "layer1.bias")):
         np.testing.assert_allclose(other.values[name], plain.values[twin], rtol=1e-4, atol=1e-6)
     assert other.accuracy_after == plain.accuracy_after
+
+
+def test_a_fixed_batch_gets_one_hint_for_all_trainings():
+    model = onnxtrain.examples.mlp((64, 10))
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_value = 4
+    data = TRAIN[0][:40], TRAIN[1][:40]
+    with warns_sentence("fixed_batch", size="4 examples", step=4, wanted=8) as caught:
+        onnxtrain.prune(model, data, **LOSS, sparsity=0.5, batch_size=8, **SHORT)
+    assert len([one for one in caught if "fixed batch" in str(one.message)]) == 1

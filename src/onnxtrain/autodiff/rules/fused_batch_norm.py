@@ -32,12 +32,12 @@ def normalizes_batches(node: ir.Node) -> bool:
     """Return whether a node is BatchNormalization in training mode that the kernel can compute."""
     if node.op_identifier() != ("", "BatchNormalization", ""):
         return False
-    mode = node.attributes.get("training_mode")
     types = {None if value is None else value.dtype for value in node.inputs}
     x = node.inputs[0]
     if x is not None and x.shape is not None and len(x.shape) < 2:
         return False  # one channel, of which the kernel does not know
-    return mode is not None and mode.as_int() == 1 and len(types) == 1 and types <= set(KERNEL_TYPES)
+    trains = node.attributes.get_int("training_mode", 0) == 1
+    return trains and len(types) == 1 and types <= set(KERNEL_TYPES)
 
 
 def settings_of(node: Node) -> dict[str, object]:

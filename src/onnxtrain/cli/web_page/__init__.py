@@ -75,8 +75,8 @@ def _drawing(model: ModelFile, step: ModelProto) -> dict[str, Any]:
 def _normalization(file: ModelFile, name: str) -> dict[str, float]:
     """Return mean and std for the numbers that the model takes of gray images; {} for 0 to 1, and if not known."""
     from onnxtrain.data.data_names import read_names
-    from onnxtrain.losses.heads import tensor_spec
-    from onnxtrain.training.working_copy.inputs import mark_image_inputs
+    from onnxtrain.data.model_inputs import tensor_spec
+    from onnxtrain.editing.working_copy.inputs import mark_image_inputs
 
     model = file.training_model()
     mark_image_inputs(model)

@@ -30,7 +30,7 @@ from onnxtrain.graph.passes import RANDOM
 from onnxtrain.graph.patterns import matches, no_match
 from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.value import is_float
-from onnxtrain.parameters.exporters.pytorch import scopes
+from onnxtrain.model_file.exporters.pytorch import scopes
 
 LAYERS = "layers"
 """The pattern of ``recompute`` that recomputes each numbered layer separately."""

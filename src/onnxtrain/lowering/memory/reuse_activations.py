@@ -97,8 +97,7 @@ def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
     if forward.domain:
         name = {"none": "Gelu", "tanh": "FastGelu"}[approximate]
         return forward.op_identifier() == (MICROSOFT_DOMAIN, name, "") and not _given(forward.inputs[1:])
-    own = forward.attributes.get("approximate")
-    return forward.op_type == "Gelu" and approximate == ("none" if own is None else own.as_string())
+    return forward.op_type == "Gelu" and approximate == forward.attributes.get_string("approximate", "none")
 
 
 def _is_batch_norm(forward: ir.Node, gradient: ir.Node) -> bool:

@@ -92,9 +92,8 @@ def _attention(match: Match) -> _Attention:
 def _check(match: Match) -> _Attention | str:
     """Return the attention, or why the operator does not compute it: only biases and masks may broadcast."""
     softmax, attention, opset = match["softmax"], _attention(match), match.context.main.opset
-    attribute = softmax.attributes.get("axis")
     # Before opset 13 Softmax was over all axes from ``axis`` on, 1 by default.
-    axis = attribute.as_int() if attribute is not None else -1 if opset >= 13 else 1
+    axis = softmax.attributes.get_int("axis", -1 if opset >= 13 else 1)
     if axis not in (-1, _RANK - 1):
         return f"the softmax is along axis {axis}, not along the last of four"
     values = (attention.q, attention.k, attention.v)

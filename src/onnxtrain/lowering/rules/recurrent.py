@@ -14,6 +14,7 @@ from onnxtrain.autodiff.rules.recurrent import numbers_with_defaults
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.passes import know_as_much
 from onnxtrain.graph.replace import take_over
 from onnxtrain.graph.value import (
     Dimension,
@@ -43,7 +44,7 @@ def write_activation_defaults(model: ir.Model) -> None:
     for node in all_nodes(model.graph):
         if node.domain or node.op_type not in _OPERATORS or "activations" not in node.attributes:
             continue
-        given = [list(node.attributes[kind].as_floats()) if kind in node.attributes else [] for kind in kinds]
+        given = [list(node.attributes.get_floats(kind, ())) for kind in kinds]
         found = numbers_with_defaults(node.attributes["activations"].as_strings(), *given)
         for kind, before, values in zip(kinds, given, found or given, strict=True):
             if len(values) > len(before):
@@ -110,12 +111,9 @@ def _has_one_last_state(layer: ir.Node, named: set[str]) -> bool:
     lengths = input_of(layer, 4)
     if any(state.name in named for state in layer.outputs[1:]):
         return False
-    direction, layout = layer.attributes.get("direction"), layer.attributes.get("layout")
-    return (
-        lengths is None
-        and (direction is None or direction.as_string() != "bidirectional")
-        and (layout is None or layout.as_int() == 0)
-    )
+    if lengths is not None or layer.attributes.get_int("layout", 0) != 0:
+        return False
+    return layer.attributes.get_string("direction", "forward") != "bidirectional"
 
 
 def _is_last(index: ir.Value | None, layer: ir.Node, y: ir.Value) -> bool:
@@ -123,9 +121,8 @@ def _is_last(index: ir.Value | None, layer: ir.Node, y: ir.Value) -> bool:
     number = constant_number(index)
     if number is None or index is None or index.shape is None or len(index.shape) != 0:
         return False
-    direction, shape = layer.attributes.get("direction"), dimensions(y)
-    steps = None if shape is None else shape[_STEPS]
-    backwards = direction is not None and direction.as_string() == "reverse"
+    steps = (dimensions(y) or (None,))[_STEPS]
+    backwards = layer.attributes.get_string("direction", "forward") == "reverse"
     accepted = {0 if backwards else -1}
     if isinstance(steps, int):
         accepted.add(-steps if backwards else steps - 1)
@@ -212,8 +209,7 @@ def _emit_fused(op: Builder, match: Match) -> Sequence[Value]:
         output.ir.dtype = x.dtype
         output.with_shape(shape)
     for value, new in zip(node.outputs, outputs, strict=False):
-        value.type = new.ir.type if value.type is None else value.type
-        value.shape = new.ir.shape if value.shape is None else value.shape
+        know_as_much(value, new.ir)
     return outputs
 
 
@@ -287,7 +283,7 @@ def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
             *(op.constant(none) if x is None else op.wrap(x) for x, none in zip(values.values(), nothing, strict=True)),
             *(op.wrap(value) for value in node.outputs[:spaces]),
             like=[None if name is None else op.wrap(moved[name]) for name in wanted],
-            direction=node.attributes["direction"].as_string() if "direction" in node.attributes else None,
+            direction=node.attributes.get_string("direction", None),
             batch_first=None if batch_first is None else 1,
         )
         take_over(graph, {moved[name]: new.ir for name, new in zip(wanted, found, strict=True) if name is not None})

@@ -59,10 +59,7 @@ def _slices(scan: ir.Node) -> int:
 def _taken(scan: ir.Node) -> dict[ir.Value, tuple[int, int, int]]:
     """Return the tensors that a Scan slices: index among its inputs, axis and direction."""
     first, count = len(scan.inputs) - _slices(scan), _slices(scan)
-    given = [
-        list(scan.attributes[name].as_ints()) if name in scan.attributes else [0] * count
-        for name in ("scan_input_axes", "scan_input_directions")
-    ]
+    given = [scan.attributes.get_ints(f"scan_input_{name}", [0] * count) for name in ("axes", "directions")]
     return {
         value: (first + index, axis, direction)
         for index, (value, axis, direction) in enumerate(zip(scan.inputs[first:], *given, strict=True))

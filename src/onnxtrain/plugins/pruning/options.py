@@ -41,18 +41,12 @@ class PruneOptions:
         flag=Flag(
             "ssgd trains with sparsity promotion; the baselines cut the smallest weights, or random ones.",
             group="Pruning",
-            kind=Method,
         ),
     )
     sparsity: float | None = option(
         None,
         "The fraction of weights to remove, in [0, 1).",
-        flag=Flag(
-            "The fraction of weights to remove, at least 0 and below 1.",
-            group="Pruning",
-            kind=float | None,
-            common=True,
-        ),
+        flag=Flag("The fraction of weights to remove, at least 0 and below 1.", group="Pruning", common=True),
     )
     structure: Structure | Sequence[Structure] | None = option(
         None,
@@ -68,11 +62,7 @@ class PruneOptions:
     flops: float | None = option(
         None,
         "With ``structure``, instead of ``sparsity``: the fraction of multiply-adds to remove.",
-        flag=Flag(
-            "With --structure, instead of --sparsity: the fraction of multiply-adds to remove.",
-            group="Pruning",
-            kind=float | None,
-        ),
+        flag=Flag("With --structure, instead of --sparsity: the fraction of multiply-adds to remove.", group="Pruning"),
     )
     speedup: float | None = option(
         None,
@@ -81,7 +71,6 @@ class PruneOptions:
         flag=Flag(
             "With --structure, instead of --sparsity: times as fast as before, measured here with one thread.",
             group="Pruning",
-            kind=float | None,
             common=True,
         ),
     )
@@ -92,7 +81,6 @@ class PruneOptions:
         flag=Flag(
             "Instead of --sparsity: the validation accuracy to lose at most (0.01 is one point).",
             group="Pruning",
-            kind=float | None,
             common=True,
         ),
     )
@@ -104,7 +92,6 @@ class PruneOptions:
         flag=Flag(
             "Cut blocks of so many outputs and inputs of a layer: 4,1.  [default: 1,1]",
             group="Pruning",
-            kind=tuple[int, int],
             metavar="OUT,IN",
         ),
     )
@@ -114,7 +101,6 @@ class PruneOptions:
         flag=Flag(
             "Keep n of each m successive inputs of an output: 2,4; instead of --sparsity.",
             group="Pruning",
-            kind=tuple[int, int],
             metavar="N,M",
         ),
     )
@@ -126,7 +112,6 @@ class PruneOptions:
             "Give each tensor the same sparsity, rank all weights together, or remove more where a weight costs "
             "more multiplications.",
             group="Pruning",
-            kind=Allocation,
         ),
     )
     optimizer: Optimizer | None = option(
@@ -155,41 +140,29 @@ class PruneOptions:
         flag=Flag(
             "Epochs of the training; 0 cuts the model as it is.  [default: chosen by data and sparsity, in stages]",
             group="Training",
-            kind=int | None,
             common=True,
         ),
     )
     fine_tune_epochs: int | None = option(
         None,
         "Epochs of the fine-tuning.",
-        flag=Flag(
-            "Epochs of fine-tuning under the last mask.  [default: likewise]",
-            group="Training",
-            kind=int | None,
-            common=True,
-        ),
+        flag=Flag("Epochs of fine-tuning under the last mask.  [default: likewise]", group="Training", common=True),
     )
     rounds: int | None = option(
         None,
         "Number of cuts, spread evenly over the training; the last at its end. By default one after each epoch, "
         "with ``accuracy_drop`` one at the end.",
-        flag=Flag(
-            "Number of cuts, spread over the training on a cubic schedule.  [default: epochs]",
-            group="Pruning",
-            kind=int | None,
-        ),
+        flag=Flag("Number of cuts, spread over the training on a cubic schedule.  [default: epochs]", group="Pruning"),
     )
     fresh: bool = option(
         False,
         "Initialize the parameters randomly first.",
-        flag=Flag("Initialize the weights anew before the training.", group="Pruning", kind=bool),
+        flag=Flag("Initialize the weights anew before the training.", group="Pruning"),
     )
     batch_size: int | None = option(
         None,
         "Examples per step; by default 64, and 32 for fewer than 10,000 examples.",
-        flag=Flag(
-            "Examples per step.  [default: 64, for fewer than 10,000 examples 32]", group="Training", kind=int | None
-        ),
+        flag=Flag("Examples per step.  [default: 64, for fewer than 10,000 examples 32]", group="Training"),
     )
     schedule: str | Schedule | None = option(
         None,
@@ -213,7 +186,7 @@ class PruneOptions:
     storage: Storage = option(
         "dense",
         '"dense", with the zeros, or "sparse": ``sparse_initializer`` where that takes fewer bytes.',
-        flag=Flag("Write zeros, or sparse_initializer where that takes fewer bytes.", group="Results", kind=Storage),
+        flag=Flag("Write zeros, or sparse_initializer where that takes fewer bytes.", group="Results"),
     )
     save: str | os.PathLike[str] | None = option(
         None, "File to write the model to; or use :meth:`~onnxtrain.plugins.pruning.report.PruneResult.save`."

@@ -11,12 +11,14 @@ import numpy as np
 from onnxtrain.data import split_validation
 from onnxtrain.data.opening import Source
 from onnxtrain.errors import NumericalError
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.losses import BinaryCrossEntropy, Distillation, SoftmaxCrossEntropy
 from onnxtrain.plugins.pruning.options import Plan
 from onnxtrain.plugins.pruning.recipe import Stage, choose_batch_size, choose_schedule, choose_stages
 from onnxtrain.plugins.pruning.report import PruneResult
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.callbacks.progress import Display, Progress, StepsOf
+from onnxtrain.training.loop import examples_per_step, fixed_batch_hints
 from onnxtrain.training.trainer import Trainer
 
 Phase = Literal["dense training", "training", "fine-tuning"]
@@ -49,7 +51,9 @@ class Phases:
         self._data, self._measured = data, data if validation is None else validation
         self.opened = trainer.open_data(data, target=plan.target)
         self.examples = self.opened.size
-        self.batch_size = plan.batch_size or choose_batch_size(self.examples)
+        wanted = plan.batch_size or choose_batch_size(self.examples)
+        warn_of(Hint(text, surprising=True) for text in fixed_batch_hints(trainer.executor, self.opened, wanted))
+        self.batch_size = examples_per_step(trainer.executor, self.opened, wanted)  # which needs no hint again
         shown = plan.progress
         display = shown if isinstance(shown, Display) else Display()
         self.say = display.note if shown is None or isinstance(shown, Display) else shown

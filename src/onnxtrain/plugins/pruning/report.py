@@ -23,10 +23,11 @@ from rich.table import Table
 from onnxtrain.data.data_names import DataNames, write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.writing import AtomicFiles, check_writable
+from onnxtrain.model_file.writing import check_writable, write_files
 from onnxtrain.plugins.pruning.options import Storage
 from onnxtrain.plugins.pruning.sparse import save_sparse
 from onnxtrain.plugins.pruning.thresholds import Probe
+from onnxtrain.training.callbacks.history import for_json
 from onnxtrain.training.report.charts import Chart, bar_chart, curve_chart, matplotlib_available, png
 
 _CHUNK = 1 << 20
@@ -169,7 +170,7 @@ class PruneResult:
         ]
         own = ("size", "non_zeros", "sparsity", "compression")
         found |= {name: getattr(self, name) for name in own} | {"sizes": dataclasses.asdict(self.sizes)}
-        result: dict[str, Any] = _finite(found)
+        result: dict[str, Any] = for_json(found)
         return result
 
     def text(self) -> str:
@@ -257,11 +258,9 @@ class PruneResult:
         if matplotlib_available():
             left = f"{self.non_zeros:,} of {self.size:,} weights left ({self.compression:.1f}x)"
             contents["report.png"] = png(charts(self), title=f"{self.method}: {left}")
-        with AtomicFiles() as files:
-            for name, data in contents.items():
-                with files.create(Path(folder) / name) as file:
-                    file.write(data)
-        return [Path(folder) / name for name in contents]
+        files = {Path(folder) / name: data for name, data in contents.items()}
+        write_files(files)
+        return list(files)
 
 
 def check_report_folder(folder: str | os.PathLike[str]) -> None:
@@ -336,14 +335,3 @@ def _gzip_size(path: Path) -> int:
         while chunk := file.read(_CHUNK):
             size += len(packer.compress(chunk))
     return size + len(packer.flush())
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinities and NaN, which JSON lacks, by ``None``."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from onnxtrain.data import Dataset
-from onnxtrain.data.conversion import is_array_like
 from onnxtrain.data.map_dataset import is_stream
+from onnxtrain.data.naming import is_array_like
 from onnxtrain.data.opening import open_dataset
+from onnxtrain.editing.working_copy.training_modes import Modes
 from onnxtrain.errors import DataError
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.runtime.states import new_states
 from onnxtrain.training.prepare import prepare
-from onnxtrain.training.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
     from onnxtrain.plugins.text.chat_data import ChatData

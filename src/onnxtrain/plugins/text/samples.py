@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
+from onnxtrain.editing.working_copy.kv_cache import cache_outputs, head_size
+from onnxtrain.editing.working_copy.training_modes import Modes
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.cross_entropy import NextToken
@@ -21,8 +23,6 @@ from onnxtrain.training.callbacks.base import Callback, TrainingState
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.prepare import prepare
 from onnxtrain.training.trained_model import TrainedModel
-from onnxtrain.training.working_copy.kv_cache import cache_outputs, head_size
-from onnxtrain.training.working_copy.training_modes import Modes
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Returns results by name for inputs by name."""

@@ -11,18 +11,16 @@ from enum import Enum
 import onnx
 
 from onnxtrain.autodiff.missing import FOR_ONE_CPU
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.trainable import Initializer
-from onnxtrain.training.advice.hints import QUANTIZED
+from onnxtrain.training.advice.hints import FOLDED, KEEP_BATCH_NORM, QUANTIZED
 from onnxtrain.training.advice.inspection import Inspection, inspect
 
 _NEWER = "torch.onnx.export(model.eval(), ..., dynamo=True)"
 _FREE_BATCH = (
     'dynamic_shapes={"x": {0: torch.export.Dim("batch")}} (or dynamic_axes={"x": {0: "batch"}} with dynamo=False)'
-)
-_KEEP_BATCH_NORM = (
-    "torch.onnx.export(..., optimize=False), or training=torch.onnx.TrainingMode.TRAINING with dynamo=False"
 )
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
@@ -159,10 +157,10 @@ def _fixed_batch(found: Inspection) -> Iterator[Finding]:
 def _cache_inputs(found: Inspection) -> Iterator[Finding]:
     names = found.cache_inputs
     if names:
-        listed = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+        some = listed(names, 2, counted=False)
         yield Finding(
             Severity.NOTE,
-            f"Training starts from an empty KV cache: {len(names)} inputs ({listed}) are left out, so that data need "
+            f"Training starts from an empty KV cache: {len(names)} inputs ({some}) are left out, so that data need "
             "not have them, and may have them without rows. The saved file keeps them.",
         )
 
@@ -172,12 +170,13 @@ def _folded(found: Inspection) -> Iterator[Finding]:
     convolutions = counts.get("Conv", 0)
     normalized = [name for name in counts if name.endswith("Normalization")]
     biases = sum("Conv" in row.uses and len(row.shape) == 1 for row in found.initializers)
-    if convolutions >= 3 and biases >= convolutions - 1 and not normalized:
+    known = any(text.startswith(FOLDED) for text in found.hints)
+    if convolutions >= 3 and biases >= convolutions - 1 and not normalized and not known:
         yield Finding(
             Severity.NOTE,
             f"{convolutions} convolutions have biases and none is normalized: if the program had batch normalization, "
             "the exporter folded it into them, and it cannot be trained any more.",
-            f"To keep it: {_KEEP_BATCH_NORM}.",
+            f"{KEEP_BATCH_NORM}.",
         )
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import TrainingHint
-from onnxtrain.errors.formatting import listed
+from onnxtrain.editing.working_copy.kv_cache import cache_hints
+from onnxtrain.editing.working_copy.training_modes import LayerCounts, is_batch_norm, normalizes_batches
+from onnxtrain.errors.formatting import listed, plural
+from onnxtrain.errors.hints import Hint
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.upstream.sessions import mixed_two_bits
-from onnxtrain.parameters.classify import BY_VALUES
-from onnxtrain.parameters.exporters import gives, module_of
-from onnxtrain.parameters.exporters.pytorch import (
+from onnxtrain.graph.value import TIME_FIRST, dimensions
+from onnxtrain.model_file.exporters import gives, module_of
+from onnxtrain.model_file.exporters.pytorch import (
     CALL,
     folded_norms,
     folded_parameters,
@@ -25,6 +25,7 @@ from onnxtrain.parameters.exporters.pytorch import (
     lost_parameters,
     renormed_tables,
 )
+from onnxtrain.parameters.classify import BY_VALUES
 from onnxtrain.parameters.fixed_values import has_one_value
 from onnxtrain.parameters.names import last_word
 from onnxtrain.parameters.readers import (
@@ -42,25 +43,24 @@ from onnxtrain.parameters.readers import (
 )
 from onnxtrain.parameters.ties import Copy
 from onnxtrain.parameters.trainable import FROZEN, NOT_NAMED, Initializer, shared_parameters
-from onnxtrain.training.working_copy.kv_cache import cache_hints
-from onnxtrain.training.working_copy.training_modes import LayerCounts, is_batch_norm
 
-_KEEP_BATCH_NORM = (
+KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "
-    "training=torch.onnx.TrainingMode.TRAINING does"
+    "training=torch.onnx.TrainingMode.PRESERVE does"
 )
+
+FOLDED = "The exporter folded batch normalization"
+"""Beginning of the hint about folded batch normalization."""
 
 QUANTIZED = "The model is quantized"
 """Beginning of the hint about quantized models."""
 
 _KEEP_DROPOUT = "torch.onnx.export(model.train(), ...) keeps it"
 
-
-class Hint(NamedTuple):
-    """A hint about a model."""
-
-    text: str
-    surprising: bool
+_STAYS = (
+    "The saved file stays in training mode, for other tools, too; onnxtrain.inference_mode(path) returns it in "
+    "inference mode."
+)
 
 
 def find_hints(
@@ -101,7 +101,41 @@ def find_hints(
         *_dropout(layers, drop=dropout),
         *_random(layers.random),
         *_unread(model.graph),
+        *_named_time_first(model.graph),
     ]
+
+
+_TIME = re.compile(r"[tsl]|time\w*|\w*seq\w*|\w*len(gth)?|\w*(step|frame|token)s?", re.IGNORECASE)
+"""Names of axes of time."""
+
+_BATCH = re.compile(r"[nb]|bs|\w*batch\w*|\w*examples?", re.IGNORECASE)
+"""Names of axes of examples."""
+
+
+def proved_time_first(graph: ir.Graph) -> Iterator[Hint]:
+    """Name inputs whose first axis is the time of a recurrent node, which matters where data are cut into batches."""
+    for value in graph.inputs:
+        if TIME_FIRST in value.meta:
+            yield Hint(
+                f"The first axis of the input {value.name!r} is the time of {value.meta[TIME_FIRST][0]}, not the axis "
+                "of examples: fit takes ready batches, as an iterable, and no arrays, which it would cut along time. "
+                "For arrays, export the model with batch_first=True.",
+                surprising=False,
+            )
+
+
+def _named_time_first(graph: ir.Graph) -> Iterator[Hint]:
+    """Name inputs whose axes are named as if time came first, and that no recurrent node reads so."""
+    for value in graph.inputs:
+        names = [size if isinstance(size, str) else "" for size in (dimensions(value) or ())[:2]]
+        proved = TIME_FIRST in value.meta
+        if not proved and len(names) > 1 and _TIME.fullmatch(names[0]) and _BATCH.fullmatch(names[1]):
+            yield Hint(
+                f"The axes of the input {value.name!r} are named {names[0]!r} and {names[1]!r}, as if time came first, "
+                "but data are cut into batches along the first axis: export the model with batch_first=True, or give "
+                "ready batches, as an iterable.",
+                surprising=True,
+            )
 
 
 def _two_bits(model: ir.Model) -> Iterator[Hint]:
@@ -110,28 +144,8 @@ def _two_bits(model: ir.Model) -> Iterator[Hint]:
             f"ONNX Runtime 1.32 computes matmuls with {len(names)} weights of 2 bits wrongly ({', '.join(names[:2])}"
             f"{', ...' if len(names) > 2 else ''}), whose columns are no multiple of 4. Sessions of onnxtrain avoid "
             'this; other sessions of the file need the entry "session.disable_quant_qdq" with the value "1", which '
-            "SessionOptions.add_session_config_entry sets.",
-            False,
+            "SessionOptions.add_session_config_entry sets."
         )
-
-
-def warn_of(hints: Iterable[Hint]) -> None:
-    """Issue a warning for each surprising hint, at the line of the caller outside this package."""
-    for hint in hints:
-        if hint.surprising:
-            warnings.warn(hint.text, TrainingHint, stacklevel=_level_of_caller())
-
-
-def _level_of_caller() -> int:
-    """Return the ``stacklevel``, counted from the function that calls this, of the first frame outside this package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-_OWN = (__name__.partition(".")[0], "contextlib")
-"""Packages whose frames are skipped: this one, and contextlib, whose decorators its functions use."""
 
 
 def _undecided(names: Sequence[str]) -> Iterator[Hint]:
@@ -146,7 +160,6 @@ def _undecided(names: Sequence[str]) -> Iterator[Hint]:
 
 
 def _train(names: Sequence[str]) -> str:
-    """Return the argument that trains tensors besides the parameters."""
     shown = names[:3]
     whom = f"the first {len(shown)}" if len(names) > len(shown) else _several(names, "it", "them")
     return f"train=[{', '.join(map(_quoted, ('*', *shown)))}] trains {whom}"
@@ -168,7 +181,7 @@ def _constants(table: Sequence[Initializer]) -> Iterator[Hint]:
     groups = "; ".join(f"{listed(group)} ({kind})" for kind, group in kinds.items())
     count = _several(names, "1 tensor is", f"{len(names)} tensors are")
     text = f"{count} not trained, by {_several(names, 'its', 'their')} values: {groups}. {_train(names)}."
-    yield Hint(text, surprising=False)
+    yield Hint(text)
 
 
 def _doubtful(table: Sequence[Initializer]) -> Iterator[Hint]:
@@ -181,8 +194,7 @@ def _doubtful(table: Sequence[Initializer]) -> Iterator[Hint]:
         f"The file declares {listed(names)} as {_several(names, 'a parameter', 'parameters')}, which "
         f"{_several(names, 'is', 'are')} trained, but the values are those of a constant ({rows[0].doubt}). If the "
         f"program does not train {_several(names, 'it', 'them')} (requires_grad=False), give "
-        f"freeze={_quoted(names[0])}.",
-        surprising=False,
+        f"freeze={_quoted(names[0])}."
     )
 
 
@@ -229,8 +241,7 @@ def _folded_scales(table: Sequence[Initializer]) -> Iterator[Hint]:
         yield Hint(
             f"tf2onnx computed {listed(names)} from the scale{'s' if several else ''} and the running variance"
             f"{'s' if several else ''} of batch normalization, and a shift from the rest. A training changes "
-            "these directly, so that its steps differ from Keras's.",
-            surprising=False,
+            "these directly, so that its steps differ from Keras's."
         )
 
 
@@ -264,12 +275,12 @@ def _lost(model: ir.Model, dropped: Sequence[str]) -> Iterator[Hint]:
     """Name parameters without a trace in the file; not surprising for weights and biases, of layers without use."""
     names = [name for name in lost_parameters(model.graph) if name not in dropped]
     norms = folded_norms(model.graph, names)
+    layers = _folded_layers(model.graph)
     others = [name for name in names if name.rpartition(".")[0] not in norms]
-    if norms:
+    if norms or layers:
+        where = f"into the weights of {listed(layers)}" if layers else f"({listed(norms)}) into the weights before it"
         yield Hint(
-            f"The exporter folded batch normalization ({listed(norms)}) into the weights before it: its scales and "
-            f"biases are not in the file and cannot be trained. {_KEEP_BATCH_NORM}.",
-            surprising=False,
+            f"{FOLDED} {where}: its scales and biases are not in the file and cannot be trained. {KEEP_BATCH_NORM}."
         )
     if others:
         one = len(others) == 1
@@ -279,6 +290,18 @@ def _lost(model: ir.Model, dropped: Sequence[str]) -> Iterator[Hint]:
             "factors of one and terms of zero. torch.onnx.export(..., optimize=False) keeps what the outputs need.",
             surprising=any(last_word(name) not in ("weight", "bias") for name in others),
         )
+
+
+def _folded_layers(graph: ir.Graph) -> list[str]:
+    """Name the convolutions with computed weight and bias: torch.onnx.export(dynamo=False) computes both here only."""
+    numbers = any("." in name for name in graph.initializers)  # before PyTorch 1.13, beside names of modules
+    folded = {name for name in graph.initializers if gives("folded", name) or (numbers and name.isdecimal())}
+    return [
+        module_of(node.name or "", node.metadata_props) or str(node.name or node.outputs[0].name)
+        for node in all_nodes(graph)
+        if node.op_type == "Conv" and len(node.inputs) == 3
+        if all((value := behind_identity(given)) is not None and value.name in folded for given in node.inputs[1:])
+    ]
 
 
 def _renormed(model: ir.Model) -> Iterator[Hint]:
@@ -311,14 +334,14 @@ def _quantized(model: ir.Model, table: Sequence[Initializer], *, qat: bool, stra
     text, parts = QUANTIZED, []
     if stopped:
         text += (
-            f" ({_nodes(counts['QuantizeLinear'], 'QuantizeLinear')}, "
-            f"{_nodes(counts['DequantizeLinear'], 'DequantizeLinear')})"
+            f" ({plural(counts['QuantizeLinear'], 'QuantizeLinear node')}, "
+            f"{plural(counts['DequantizeLinear'], 'DequantizeLinear node')})"
         )
         parts.append("no gradient passes its rounding, so that weights in front of it are not trained")
     if untrained:
         total = untrained + sum(row.size for row in table if row.trainable)
-        listed = ", ".join(list(integers)[:3]) + (", ..." if len(integers) > 3 else "")
-        parts.append(f"{untrained:,} of {total:,} elements of its weights are integers ({listed}) and not trained")
+        some = listed(integers, counted=False)
+        parts.append(f"{untrained:,} of {total:,} elements of its weights are integers ({some}) and not trained")
     if not parts:
         return
     advice = []
@@ -381,47 +404,42 @@ def _copied(copies: Sequence[Copy]) -> Iterator[Hint]:
 
 
 def _batch_norm(layers: LayerCounts, mode: str) -> Iterator[Hint]:
-    count, nested = layers.batch_norms, layers.nested_batch_norms
-    if mode != "frozen":
-        if not count:
-            yield Hint(
-                f'batch_norm="{mode}" has nothing to train: the model has no BatchNormalization node. Exporters '
-                f"fold it into the weights before it; {_KEEP_BATCH_NORM}.",
-                surprising=True,
-            )
-        if nested:
-            yield Hint(
-                f'batch_norm="{mode}" leaves {_nodes(nested, "BatchNormalization")} in bodies of If, Loop or Scan '
-                f"frozen: {_its(nested)} statistics cannot be updated from there.",
-                surprising=True,
-            )
-        return
-    if count:
+    count, nested, training = layers.batch_norms, layers.nested_batch_norms, layers.normalizing_batches
+    trains = mode != "frozen"
+    if trains and not count:
         yield Hint(
-            f"{_nodes(count, 'BatchNormalization')} {_verb(count, 'keep')} {_its(count)} statistics frozen; "
-            'batch_norm="train" trains with batch statistics and writes the running ones back.',
-            surprising=False,
-        )
-    if training := layers.normalizing_batches:
-        yield Hint(
-            f"The file sets {_nodes(training, 'BatchNormalization')} to training mode; training and evaluation "
-            f"here use {_its(training)} running statistics, but the saved file stays in training mode.",
+            f'batch_norm="{mode}" has nothing to train: the model has no BatchNormalization node. Exporters '
+            f"fold it into the weights before it; {KEEP_BATCH_NORM}.",
             surprising=True,
+        )
+    if trains and nested:
+        yield Hint(
+            f'batch_norm="{mode}" leaves {plural(nested, "BatchNormalization node")} in bodies of If, Loop or Scan '
+            f"frozen: {_its(nested)} statistics cannot be updated from there.",
+            surprising=True,
+        )
+    if count and not trains:
+        yield Hint(
+            f"{plural(count, 'BatchNormalization node')} {_verb(count, 'keep')} {_its(count)} statistics frozen; "
+            'batch_norm="train" trains with batch statistics and writes the running ones back.'
+        )
+    if training:
+        others = count - nested - layers.trained_batch_norms
+        rest = f', which batch_norm="{mode}" trains; {others} {_verb(others, "stay")} frozen' if others else ""
+        if not trains:
+            rest = f"; training and evaluation here use {_its(training)} running statistics"
+        yield Hint(
+            f"The file sets {plural(training, 'BatchNormalization node')} to training mode{rest}. {_STAYS}", True
         )
 
 
 def _frozen_norms(model: ir.Model, table: Sequence[Initializer]) -> Iterator[Hint]:
     frozen = {row.name for row in table if row.reason == FROZEN}
-    norms = [
-        node
-        for node in all_nodes(model.graph)
-        if is_batch_norm(node) and not {v and v.name for v in node.inputs[1:3]} - frozen
-    ]
-    if norms:
+    norms = (node for node in all_nodes(model.graph) if is_batch_norm(node) and normalizes_batches(node))
+    if count := sum(not {v and v.name for v in node.inputs[1:3]} - frozen for node in norms):
         yield Hint(
-            f"freeze keeps the weights of {_nodes(len(norms), 'BatchNormalization')}, but {_its(len(norms))} batch "
-            'statistics are used and written, as in PyTorch; batch_norm="frozen" keeps the statistics of all nodes.',
-            surprising=False,
+            f"freeze keeps the weights of {plural(count, 'BatchNormalization node')}, but {_its(count)} batch "
+            'statistics are used and written, as in PyTorch; batch_norm="frozen" keeps the statistics of all nodes.'
         )
 
 
@@ -429,7 +447,7 @@ def _dropout(layers: LayerCounts, *, drop: bool) -> Iterator[Hint]:
     count, nested, dropping = layers.dropouts, layers.nested_dropouts, layers.dropping
     if drop and nested:
         yield Hint(
-            f"{_nodes(nested, 'Dropout')} in bodies of If, Loop or Scan {_verb(nested, 'do')} nothing: the "
+            f"{plural(nested, 'Dropout node')} in bodies of If, Loop or Scan {_verb(nested, 'do')} nothing: the "
             "gradient recomputes a body and would drop other elements.",
             surprising=True,
         )
@@ -441,22 +459,19 @@ def _dropout(layers: LayerCounts, *, drop: bool) -> Iterator[Hint]:
         )
     if count and not drop:
         yield Hint(
-            f"{_nodes(count, 'Dropout')} {_verb(count, 'do')} nothing; "
-            f"dropout=True lets {'it' if count == 1 else 'them'} drop.",
-            surprising=False,
+            f"{plural(count, 'Dropout node')} {_verb(count, 'do')} nothing; "
+            f"dropout=True lets {'it' if count == 1 else 'them'} drop."
         )
     where = "evaluation here does" if drop else "training and evaluation here do"
     if dropping:
         yield Hint(
-            f"The file sets {_nodes(dropping, 'Dropout')} to training mode; {where} not drop, but the saved file "
-            "stays in training mode.",
-            surprising=not drop,
+            f"The file sets {plural(dropping, 'Dropout node')} to training mode; {where} not drop. {_STAYS}",
+            surprising=True,
         )
     if layers.undecided:
         yield Hint(
-            f"The file lets a value decide whether {_nodes(layers.undecided, 'Dropout')} "
-            f"{_verb(layers.undecided, 'drop')}; {where} not ask it.",
-            surprising=False,
+            f"The file lets a value decide whether {plural(layers.undecided, 'Dropout node')} "
+            f"{_verb(layers.undecided, 'drop')}; {where} not ask it."
         )
 
 
@@ -464,8 +479,7 @@ def _random(operators: Sequence[str]) -> Iterator[Hint]:
     if operators:
         yield Hint(
             f"The model samples random numbers itself ({', '.join(operators)}): its outputs differ from run to run, "
-            "in evaluation too, and no seed given here changes that.",
-            surprising=False,
+            "in evaluation too, and no seed given here changes that."
         )
 
 
@@ -482,10 +496,6 @@ def _unread(graph: ir.Graph) -> Iterator[Hint]:
             "inputs for one where the same tensor is their example; export with a tensor for each."
         )
     yield Hint(text, surprising=mixed)
-
-
-def _nodes(count: int, operator: str) -> str:
-    return f"{count} {operator} node{'' if count == 1 else 's'}"
 
 
 def _verb(count: int, verb: str) -> str:

@@ -17,23 +17,24 @@ from onnxtrain.autodiff.expand import find_body
 from onnxtrain.autodiff.missing import missing_rules
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward
+from onnxtrain.data.model_inputs import FixedBatch
+from onnxtrain.editing.working_copy.inputs import mark_first_axes
+from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.editing.working_copy.stops import stop_as_program
+from onnxtrain.editing.working_copy.training_modes import find_layers, set_inference
+from onnxtrain.editing.working_copy.widening import in_file, widen
 from onnxtrain.errors.formatting import count, html_facts, html_table, text_table
+from onnxtrain.errors.hints import Hint
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.declared_shapes import declared_otherwise
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.losses.heads import is_float_tensor, named_output
-from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.parameters.ties import declared_learned, find_copies, find_repeated
 from onnxtrain.parameters.trainable import Initializer, other_tensors, parameter_table
-from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
-from onnxtrain.training.working_copy.inputs import mark_common_inputs
-from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.training.working_copy.stops import stop_as_program
-from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
-from onnxtrain.training.working_copy.widening import in_file, widen
+from onnxtrain.training.advice.hints import dropped_biases, find_hints, proved_time_first
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def inspect(
         loss = find_value(copy.graph, output, "output")
     elif any(map(is_float_tensor, copy.graph.outputs)):
         loss = named_output(copy.graph, None)
-    mark_common_inputs(working.graph)
+    mark_first_axes(working.graph)
     fixed = FixedBatch.of(working.graph)
     learned = declared_learned(copy, find_repeated(working, None if fixed is None else fixed.size))
     others = partial(other_tensors, file.proto)
@@ -201,7 +202,7 @@ def inspect(
         unstopped=unstopped,
         table=table,
     )
-    found += [Hint(text, surprising=True) for text in declared_otherwise(graph)]
+    found += [*proved_time_first(graph), *(Hint(text, surprising=True) for text in declared_otherwise(graph))]
     return Inspection(
         opset=file.opset,
         ir_version=file.proto.ir_version,
@@ -218,7 +219,6 @@ def inspect(
 
 
 def _counted(row: Initializer, graph: ir.Graph) -> Initializer:
-    """Return the row with the fraction of zeros among its values."""
     tensor = graph.initializers[row.name].const_value if row.name in graph.initializers else None
     if tensor is None or not row.size or tensor.dtype == ir.DataType.STRING:
         return row

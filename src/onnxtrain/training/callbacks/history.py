@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.formatting import html_table, text_table
 from onnxtrain.model_file.writing import AtomicFiles, explained
@@ -59,16 +61,22 @@ class History(Callback):
         """
         path = Path(path)
         if path.suffix == ".json":
-            write_text(path, json.dumps(finite_rows(self.rows), indent=1) + "\n")
+            write_text(path, json.dumps(for_json(self.rows), indent=1) + "\n")
         elif path.suffix == ".csv":
             write_csv(path, self.rows)
         else:
             raise OptionError(f"A history is saved as .json or .csv, not as '{path}'.").about(str(path))
 
 
-def finite_rows(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float | None]]:
-    """Return rows for JSON: NaN and infinity become ``None``."""
-    return [{name: value if math.isfinite(value) else None for name, value in row.items()} for row in rows]
+def for_json(value: Any) -> Any:
+    """Return a value for JSON, which lacks arrays, infinities and NaN: they become lists and null."""
+    if isinstance(value, Mapping):
+        return {key: for_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [for_json(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return for_json(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def row_of(state: TrainingState) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
-from onnxtrain.training.callbacks.history import History, finite_rows, write_csv, write_text
+from onnxtrain.training.callbacks.history import History, for_json, write_csv, write_text
 from onnxtrain.training.description import describe_settings
 from onnxtrain.training.report.record import VALIDATION
 
@@ -124,7 +124,7 @@ class JsonLinesLogger(RowsFile):
 
     def write(self, rows: list[dict[str, float]]) -> None:
         """Write all rows to the file."""
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in finite_rows(rows)))
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in for_json(rows)))
 
 
 @checks_arguments

@@ -80,8 +80,6 @@ class _Total:
 
 @dataclass(frozen=True)
 class _Part:
-    """Losses and metrics of one batch."""
-
     number: int
     losses: list[tuple[float, float]]
     metrics: list[Any]
@@ -139,10 +137,7 @@ class Evaluator:
         metrics: Metrics,
         communicator: Communicator = Single(),  # noqa: B008 - it has no state
     ) -> dict[str, Any]:
-        """Measure loss and metrics of a dataset; losses with ``reduction="sum"`` are summed, others averaged.
-
-        Rows of texts have a perplexity, too: the exponential of the loss ``next_token``.
-        """
+        """Measure loss and metrics; losses with ``reduction="sum"`` are summed, others averaged."""
         with self._states.reading(self._read) as reading:
             return self._measured(dataset, batch_size, metrics, communicator, reading)
 
@@ -162,10 +157,11 @@ class Evaluator:
             feeds = objective.feeds(batch)
             padded = self._fixed is not None and batch.size < self._fixed.size
             if self._fixed is not None and padded:
-                session = self._on_real_rows(batch.size)
+                session = self._measuring("padded", self._on_padded(batch.size))
                 feeds = self._fixed.filled(feeds)
             else:
-                session = self._measuring(predictions=bool(resolved) or bool(unsure))
+                wanted = bool(resolved) or bool(unsure)  # predictions may be large
+                session = self._measuring("whole", objective, predictions=wanted)
             results = session.run(feeds, reading)
             if unsure:
                 self.doubts = [text for head in unsure for text in head.doubts(results[head.name])]
@@ -224,7 +220,6 @@ class Evaluator:
     def _add_up(
         parts: list[_Part], losses: Mapping[str, _Total], metrics: Sequence[HeadMetric], states: list[Any]
     ) -> None:
-        """Add up losses and metrics of batches in order, and clear the list."""
         for part in parts:
             for total, of_loss in zip(losses.values(), part.losses, strict=True):
                 total.add(*of_loss)
@@ -233,7 +228,6 @@ class Evaluator:
         parts.clear()
 
     def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
-        """Return the losses by result name."""
         losses = [head.loss for head in objective.heads]
         if objective.several:
             return list(zip(objective.part_names, losses, strict=True))
@@ -303,7 +297,7 @@ class Evaluator:
     def find_doubts(self, inputs: dict[str, np.ndarray]) -> list[str]:
         """Return hints about outputs of the first rows that may be probabilities, but are taken for logits."""
         heads = [head for head in self.objective.heads if head.assumes_logits]
-        rows = self.objective.some_rows(inputs, slice(_ROWS))
+        rows = inputs if self.objective.time_first is not None else self.objective.some_rows(inputs, slice(_ROWS))
         found = self.runner([head.name for head in heads])(rows if self._fixed is None else self._fixed.filled(inputs))
         return [text for head in heads for text in head.doubts(found[head.name])]
 
@@ -328,14 +322,10 @@ class Evaluator:
             parts = [part[(slice(None),) * axis + (slice(end),)] for part, end in zip(parts, ends, strict=True)]
         return np.concatenate(parts, axis=axis or 0)
 
-    def _on_real_rows(self, rows: int) -> StepSession:
-        """Return the session for a padded batch, with the loss on its real examples."""
-        return self._opened(("padded", True), lambda: self._session(self._on_padded(rows), with_loss=True))
-
-    def _measuring(self, *, predictions: bool) -> StepSession:
-        """Return the session with the loss; it returns predictions, which may be large, only on request."""
+    def _measuring(self, key: str, objective: Objective, *, predictions: bool = True) -> StepSession:
+        """Return the session with the loss of an objective, and with predictions on request."""
         return self._opened(
-            ("whole", predictions), lambda: self._session(self.objective, with_loss=True, predictions=predictions)
+            (key, predictions), lambda: self._session(objective, with_loss=True, predictions=predictions)
         )
 
     def _session(

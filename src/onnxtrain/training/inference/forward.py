@@ -12,7 +12,14 @@ import onnx_ir as ir
 
 from onnxtrain.data.data_names import DataNames, read_names, recorded_labels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
+from onnxtrain.editing.working_copy.adaptation import Adaptation
+from onnxtrain.editing.working_copy.attention import separate_head_norms
+from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
+from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.editing.working_copy.training_modes import Modes, set_inference
+from onnxtrain.editing.working_copy.widening import narrow_outputs, widen
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors.hints import Hint, warn_of
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import HALVES
@@ -23,18 +30,11 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.runtime.states import new_states
-from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.objective import Objective, of_model
 from onnxtrain.training.prepare import prepare
-from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.attention import separate_head_norms
-from onnxtrain.training.working_copy.inputs import mark_common_inputs, mark_image_inputs, mark_token_inputs
-from onnxtrain.training.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.training.working_copy.training_modes import Modes, set_inference
-from onnxtrain.training.working_copy.widening import narrow_outputs, widen
 
 
 @checks_arguments
@@ -166,7 +166,7 @@ def outputs(
         widen(working)
         narrow_outputs(working, declared)
     infer_shapes(working)
-    mark_common_inputs(working.graph)
+    mark_first_axes(working.graph)
     separate_head_norms(working)
     set_inference(working)
     if lora is not None:
@@ -177,7 +177,6 @@ def outputs(
 
 
 def _adapter_of(lora: Adaptation | None) -> str | os.PathLike[str] | None:
-    """Return the path of the adapter to use; ``None`` without ``lora``."""
     if lora is not None and lora.adapter is None:
         raise OptionError("lora names no adapter, so that it would change nothing; give Lora(adapter=PATH).").about(
             "lora"

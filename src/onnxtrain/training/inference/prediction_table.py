@@ -37,14 +37,7 @@ def prediction_table(
     kind: ScoreKind | None = None,
     output: str | None = None,
 ) -> Table:
-    """Convert outputs of a model to columns.
-
-    With ``labels`` or ``probabilities``, the first output holds class scores [N, C]: the table has the most probable
-    class, its probability, and the probability of each class. Softmax converts logits to probabilities, the logistic
-    function converts a single column [N] or [N, 1] to the probability of yes; probabilities stay as they are. Where the
-    kind is not known, several columns are probabilities if they sum to 1 in each row. Otherwise there is a column for
-    each element of an output.
-    """
+    """Convert outputs to columns; with ``labels`` or ``probabilities``, the first output holds class scores [N, C]."""
     size = len(next(iter(outputs.values())))
     for name, array in outputs.items():
         if not array.ndim or len(array) != size:
@@ -104,7 +97,6 @@ def _probabilities(name: str, scores: Array, kind: ScoreKind | None, *, has_labe
 
 
 def _columns(name: str, array: Array) -> Table:
-    """Return a column for each element of an output, named by its index."""
     if array.ndim == 1:
         return {name: array}
     if array.ndim == 2 and array.shape[1] == 1:

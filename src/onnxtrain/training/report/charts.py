@@ -83,16 +83,14 @@ def stacked(charts: Sequence[Chart]) -> str:
     )
 
 
-def line_chart(
-    series: Mapping[str, Sequence[float]], positions: Sequence[float], *, title: str, unit: str = "epoch"
-) -> Chart:
-    """Draw lines over integers such as epochs."""
+def line_chart(series: Mapping[str, Sequence[float]], positions: Sequence[float], *, title: str) -> Chart:
+    """Draw lines over epochs."""
     legend, top = _legend(list(series), title)
     height = top + 220 + _BOTTOM
     values = [value for line in series.values() for value in line]
     across = Scale.around(positions, _LEFT, _WIDTH - _RIGHT)
     up = Scale.around(values, height - _BOTTOM, top, logarithmic=spans_orders(values))
-    parts = [legend, _grid(up, None), _whole_marks(across, positions, height), _axis_name(unit, height)]
+    parts = [legend, _grid(up, None), _whole_marks(across, positions, height), _axis_name("epoch", height)]
     for colour, line in zip(colours(len(series)), series.values(), strict=True):
         parts.append(_line(line, positions, across, up, colour))
     return Chart(height, title, "".join(parts))
@@ -125,17 +123,15 @@ def curve_chart(
     return Chart(height, title, "".join(parts))
 
 
-def bar_chart(
-    bars: Mapping[str, float], *, title: str, notes: Mapping[str, str] | None = None, most: float = 1
-) -> Chart:
-    """Draw bars from 0 to ``most``, one below the other, each with its note behind it."""
+def bar_chart(bars: Mapping[str, float], *, title: str, notes: Mapping[str, str] | None = None) -> Chart:
+    """Draw bars from 0 to 1, one below the other, each with its note behind it."""
     row, left = 22, 240
     height = 36 + row * len(bars) + 8
     width = _WIDTH - left - 150
     parts = [_text(0, 16, title, "title")]
     for index, (name, value) in enumerate(bars.items()):
         y = 32 + row * index
-        length = max(0.0, min(1.0, value / most)) * width if most and math.isfinite(value) else 0.0
+        length = max(0.0, min(1.0, value)) * width if math.isfinite(value) else 0.0
         parts.append(_text(left - 8, y + 14, _short(name, 34), "small", anchor="end", full=name))
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{width}" height="14" fill="#e2e8f0"/>')
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="14" fill="{colours(1)[0]}"/>')
@@ -352,7 +348,6 @@ def _legend(names: Sequence[str], title: str) -> tuple[str, int]:
 
 
 def _grid(up: Scale, across: Scale | None) -> str:
-    """Draw the lines and numbers of the axes."""
     found = []
     for mark in up.marks():
         y = up(mark)
@@ -382,7 +377,6 @@ def _axis_name(name: str, height: int) -> str:
 def _text(
     x: float, y: float, text: str, kind: str = "", *, anchor: str = "start", more: str = "", full: str | None = None
 ) -> str:
-    """Draw a text; ``full`` is shown as a tooltip where it is longer."""
     hint = "" if full is None or full == text else f"<title>{html.escape(visible(full))}</title>"
     content = html.escape(visible(text))
     where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" unicode-bidi="isolate"{more}'
@@ -390,7 +384,6 @@ def _text(
 
 
 def _shade(share: float) -> str:
-    """Return a colour between nearly white and the first colour."""
     first = [int(colours(1)[0][index : index + 2], 16) for index in (1, 3, 5)]
     mixed = [round(light + (part - light) * share**0.6) for light, part in zip((241, 245, 249), first, strict=True)]
     return "#" + "".join(f"{part:02x}" for part in mixed)
@@ -521,7 +514,7 @@ def curves(rows: Rows) -> list[Chart]:
     return [*measured(rows), rate]
 
 
-def side_by_side(charts: list[Chart], *, scale: float = 0.75) -> str:
+def side_by_side(charts: list[Chart]) -> str:
     """Return charts as HTML for a notebook, as many in a row as fit; "" without charts."""
-    inside = "".join(chart.svg(scale=scale) for chart in charts)
+    inside = "".join(chart.svg(scale=0.75) for chart in charts)
     return f'<div style="display:flex;flex-wrap:wrap;gap:16px">{inside}</div>' if inside else ""

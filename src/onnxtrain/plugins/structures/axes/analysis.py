@@ -13,11 +13,11 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import captured_values, subgraphs
 from onnxtrain.graph.layers import computed_constants, follows, layers
 from onnxtrain.graph.shapes import fold_sizes, infer_shapes
-from onnxtrain.graph.value import Dimension, constant_array, constant_tensor, dimensions, is_float
-from onnxtrain.plugins.structures.axes import registry
+from onnxtrain.graph.value import Dimension, add_initializer, constant_array, constant_tensor, dimensions, is_float
 from onnxtrain.plugins.structures.axes.cut import Cut
 from onnxtrain.plugins.structures.axes.labels import Axis, fixed
 from onnxtrain.plugins.structures.axes.node import Findings, Node, UnknownShapeError
+from onnxtrain.plugins.structures.axes.registry import RULES
 
 _ROUNDS = 8
 """Passes over the graph in which reshapes and grouped convolutions choose the axis that structures lie on."""
@@ -59,7 +59,7 @@ class Analysis(Findings):
             self.labels.lock(axis.labels, reason)
 
     def _visit(self, node: ir.Node, version: int) -> None:
-        entry = registry.find(node.op_type, node.domain, version)
+        entry = RULES.find(node.op_type, node.domain, version)
         if not subgraphs(node) and follows(node, self.constants):
             self.constants.update(node.outputs)
         view = Node(node, self, version)
@@ -344,7 +344,7 @@ def _split_shared(model: ir.Model) -> dict[ir.Value, ir.Value]:
             name = f"{value.name}/{number}"
             while name in graph.initializers:
                 name += "'"
-            copy = _initializer(graph, name, ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype))
+            copy = add_initializer(graph, ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype, name=name))
             for index, read in enumerate(node.inputs):
                 if read is value:
                     node.replace_input_with(index, copy)
@@ -381,17 +381,9 @@ def _store(model: ir.Model, output: ir.Value, tensor: ir.TensorProtocol) -> None
     """Replace the node of a constant by an initializer of its name."""
     node = output.producer()
     assert node is not None
-    output.replace_all_uses_with(_initializer(model.graph, str(output.name), tensor))
+    tensor.name = output.name
+    output.replace_all_uses_with(add_initializer(model.graph, tensor))
     model.graph.remove(node, safe=True)
-
-
-def _initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """Add an initializer to a graph."""
-    tensor.name = name
-    shape = ir.Shape(tensor.shape.numpy())
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
-    graph.register_initializer(value)
-    return value
 
 
 def _zero_points(model: ir.Model) -> dict[ir.Value, np.ndarray]:
@@ -405,8 +397,8 @@ def _zero_points(model: ir.Model) -> dict[ir.Value, np.ndarray]:
             given = constant_array(node.inputs[zero]) if len(node.inputs) > zero else None
             points, rank = np.zeros((), np.int64) if given is None else given, len(dimensions(value) or ())
             if points.ndim == 1 and points.size > 1:
-                place = node.attributes["axis"].as_int() if "axis" in node.attributes else axis
-                points = points.reshape([-1 if other == place % rank else 1 for other in range(rank)])
+                place = node.attributes.get_int("axis", axis) % rank
+                points = points.reshape([-1 if other == place else 1 for other in range(rank)])
             found[value] = points.reshape(()) if points.size == 1 else points
     return found
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
-from onnxtrain.graph.rule_registry import NEWEST, RuleRegistry, canonical
+from onnxtrain.graph.rule_registry import NEWEST, RuleRegistry, canonical, for_each
 from onnxtrain.plugins.structures.axes.node import Node, Outputs
 
 Rule = Callable[[Node], Outputs]
@@ -25,34 +25,18 @@ class Entry(NamedTuple):
     reason: str = ""
 
 
-_rules: RuleRegistry[Entry] = RuleRegistry("An axis rule", OptionError)
+RULES: Final[RuleRegistry[Entry]] = RuleRegistry("An axis rule", OptionError)
 
 
 def axes_of(*operators: str, domain: str = "", since: int = 1, until: int = NEWEST) -> Callable[[Rule], Rule]:
     """Register a function as the axis rule of operators."""
-
-    def decorate(function: Rule) -> Rule:
-        for operator in operators:
-            _rules.add(Entry(operator, canonical(domain), since, until, function))
-        return function
-
-    return decorate
+    return for_each(operators, lambda name, rule: RULES.add(Entry(name, canonical(domain), since, until, rule)))
 
 
 def no_rule(*operators: str, domain: str = "", reason: str) -> None:
     """List operators whose inputs and outputs keep all their axes."""
     for operator in operators:
-        _rules.add(Entry(operator, canonical(domain), 1, NEWEST, None, reason))
-
-
-def find(operator: str, domain: str, version: int) -> Entry | None:
-    """Return the entry for an operator at a version of its domain."""
-    return _rules.find(operator, domain, version)
-
-
-def entries() -> Iterator[Entry]:
-    """All registered entries."""
-    yield from _rules
+        RULES.add(Entry(operator, canonical(domain), 1, NEWEST, None, reason))
 
 
 no_rule("If", "Loop", "Scan", reason="it has a body, and structures are not followed into bodies")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -121,21 +121,17 @@ def _matched(before: list[Dimension], after: list[Dimension]) -> tuple[list[_Pla
         return found, *start
 
 
+@dataclass
 class _Count:
     """A number of elements: a number times symbols."""
 
-    def __init__(self) -> None:
-        self.number, self.symbols = 1, []  # type: ignore[var-annotated]
+    number: int = 1
+    symbols: list[str] = field(default_factory=list)
 
     def add(self, size: Dimension) -> None:
         number, symbols = factors(size) or (1, [])
         self.number *= number
         self.symbols = sorted([*self.symbols, *symbols])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Count) and (self.number, self.symbols) == (other.number, other.symbols)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class _Block:
@@ -176,15 +172,17 @@ class _Block:
         assert axis.labels is not None
         flat = np.broadcast_to(axis.labels.reshape([-1 if i == source else 1 for i in range(len(own))]), own)
         rows = np.moveaxis(flat.reshape(made), target, 0).reshape(made[target], -1)
-        repeats = not isinstance(self.after[target], int) and self._is_open()
+        repeats = not isinstance(self.after[target], int) and bool(self._open())
         found[target] = replace(axis, labels=node.unite(rows), repeats=repeats)
         return found
 
-    def _is_open(self) -> bool:
-        return any(
-            axis.repeats or (axis.labels is None and not isinstance(size, int))
-            for axis, size in zip(self.axes, self.before, strict=True)
-        )
+    def _open(self) -> list[int]:
+        """Return which of its own axes have no known size."""
+        return [
+            index
+            for index, (axis, size) in enumerate(zip(self.axes, self.before, strict=True))
+            if axis.repeats or (axis.labels is None and not isinstance(size, int))
+        ]
 
     def _aligned(self, source: int) -> tuple[list[int], list[int]] | None:
         """Return sizes on both sides in which an axis lies in equal places; ``None`` if there are none."""
@@ -194,11 +192,7 @@ class _Block:
         ]
         made = [size if isinstance(size, int) else 1 for size in self.after]
         open_made = [index for index, size in enumerate(self.after) if not isinstance(size, int)]
-        open_own = [
-            index
-            for index, (axis, size) in enumerate(zip(self.axes, self.before, strict=True))
-            if axis.repeats or (axis.labels is None and not isinstance(size, int))
-        ]
+        open_own = self._open()
         if not open_own and len(open_made) == 1:
             made[open_made[0]] = max(math.prod(own) // math.prod(made), 1)
         elif open_own and open_made:

@@ -16,6 +16,7 @@ Kind = Literal[
     "of module",
     "computed",
     "eager",
+    "folded",
     "statistic",
     "scale",
     "added",
@@ -34,6 +35,7 @@ Kind = Literal[
 | of module | is computed from a module's tensor |
 | computed | is computed from others by more than another layout |
 | eager | is computed outside of the exported function |
+| folded | is the weight or bias of a convolution into which the exporter folded batch normalization |
 | statistic | is computed from running statistics alone |
 | scale | is a scale of batch normalization divided by the deviation |
 | added | is a bias, or the shift of a folded batch normalization |

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from onnxtrain.parameters.exporters.exporter import Exporter
+from onnxtrain.model_file.exporters.exporter import Exporter
 
 _END: Final = r"(_\d+)?(:0)?$"
 _VARIABLE: Final = r"/(ReadVariableOp|read)" + _END

@@ -24,7 +24,7 @@ from onnxtrain.runtime.native import all_reducing, kernels_available
 from onnxtrain.training.callbacks.stopping import Stopping
 from onnxtrain.training.config import TrainingConfig
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights, differences
-from onnxtrain.training.executor import Arrays, Executor
+from onnxtrain.training.executors.executor import Arrays, Executor
 from onnxtrain.training.objective import Objective
 
 BUCKET_BYTES = 4 << 20
@@ -49,11 +49,7 @@ def bucket_bytes(processes: int) -> int:
 
 
 def buckets(objective: Objective, processes: int) -> list[list[str]]:
-    """Group the parameters of an objective into buckets of one type, in reverse order of their first readers.
-
-    The gradient of a parameter is complete when the backward pass has passed its first reader. The order depends only
-    on the model, so that it is the same on all ranks.
-    """
+    """Group parameters into buckets of one type, in reverse order of their first readers: so gradients are ready."""
     enough = bucket_bytes(processes)
     graph = objective.model.graph
     first: dict[str, int] = {}
@@ -116,7 +112,6 @@ class DataParallelExecutor(Executor):
 
     @functools.cached_property
     def _addresses(self) -> list[bytes]:
-        """Addresses of the gradients of each bucket."""
         places = [[self.states.current(f"{name}/accumulated").ctypes.data for name in names] for names in self._buckets]
         return [np.asarray(of_bucket, np.uint64).tobytes() for of_bucket in places]
 
@@ -233,7 +228,6 @@ class DataParallelExecutor(Executor):
         return sum(weights), sum(self._losses)
 
     def _label_weights(self, feeds: Arrays) -> list[float]:
-        """Return the label weights of all ranks, added up in rank order."""
         own = super()._label_weights(feeds)
         if len(own) == 1:
             return own
@@ -263,7 +257,6 @@ class DataParallelExecutor(Executor):
         super().load_states({name: value for name, value in values.items() if name not in residuals})
 
     def _residuals_of(self) -> dict[str, np.ndarray]:
-        """Return this rank's residuals by parameter."""
         found = {}
         for bucket, gradients, residual in zip(self._buckets, self._gradients, self._residuals, strict=False):
             for name in bucket:
@@ -319,12 +312,7 @@ class DataParallelExecutor(Executor):
 
 
 class SyncBatchNormExecutor(DataParallelExecutor):
-    """Run steps with synchronized batch normalization: the ranks wait for each other twice for each layer.
-
-    So all ranks run the same number of micro-batches. A rank that has fewer, or no part of the batch at all, first runs
-    micro-batches of zeros. They count neither in the statistics, since the rank adds zeros to the sums, nor in the
-    gradients, which are cleared afterwards.
-    """
+    """Run steps with synchronized batch normalization: every rank runs as many micro-batches, some of zeros."""
 
     overlaps = False  # the ranks already communicate during the backward pass
     _silent = False
@@ -334,7 +322,7 @@ class SyncBatchNormExecutor(DataParallelExecutor):
         own = self._micro_batches(self._rows(feeds))
         counts = self.communicator.gather(np.asarray(own))
         names = self.objective.names
-        self._silent = True
+        self._silent = True  # zeros count neither in the statistics nor in the gradients, which are cleared afterwards
         try:
             for _ in range(int(counts.max()) - own):
                 self._run(self._zeros(feeds), {names.learning_rate: np.asarray(learning_rate, np.float32)})
@@ -343,7 +331,6 @@ class SyncBatchNormExecutor(DataParallelExecutor):
         return super().step_share(feeds, learning_rate)
 
     def _zeros(self, feeds: Arrays) -> Arrays:
-        """Return the inputs of a micro-batch of zeros."""
         rows = 1 if self.fixed is None else self.fixed.size
         return {
             name: array if name in self._stepped.common else np.zeros((rows, *array.shape[1:]), array.dtype)

@@ -5,7 +5,7 @@ A working copy runs in inference mode, whatever its file declares, unless the ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +53,7 @@ class LayerCounts(NamedTuple):
     batch_norms: int = 0
     normalizing_batches: int = 0
     nested_batch_norms: int = 0
+    trained_batch_norms: int = 0  # with batch_norm="train"
     random: tuple[str, ...] = ()
 
 
@@ -61,8 +62,9 @@ def set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
     nodes = list(model.graph)
     if modes.training:
         expand_calls_of_layers(model)
+    norms = _norms_to_train(model.graph)  # before the file's modes are gone
     set_inference(model)
-    statistics = train_batch_norm(model) if modes.batch_norm != "frozen" else {}
+    statistics = train_batch_norm(norms) if modes.batch_norm != "frozen" else {}
     if modes.dropout:
         train_dropout(model, modes.seed)
     if statistics or list(model.graph) != nodes:
@@ -84,6 +86,7 @@ def find_layers(model: ir.Model) -> LayerCounts:
         batch_norms=len(norms),
         normalizing_batches=sum(normalizes_batches(node) for node, _ in norms),
         nested_batch_norms=sum(nested for _, nested in norms),
+        trained_batch_norms=len(_norms_to_train(node for node, nested in norms if not nested)),
         random=tuple(dict.fromkeys(node.op_type for node, _ in found if node.op_type in RANDOM and not node.domain)),
     )
 
@@ -137,8 +140,9 @@ def _drops(node: ir.Node) -> bool | None:
 def normalizes_batches(node: ir.Node) -> bool:
     """Return whether a BatchNormalization is in training mode."""
     mode = node.attributes.get("training_mode")
-    # In a function the attribute may refer to the call's.
-    return mode is not None and (mode.is_ref() or mode.as_int() == 1)
+    if mode is None:
+        return len(node.outputs) > 1  # below opset 14
+    return mode.is_ref() or mode.as_int() == 1  # in a function it may refer to the call's
 
 
 def set_inference(model: ir.Model) -> None:
@@ -177,7 +181,7 @@ def _remove_unused(value: ir.Value | None, main: ir.Graph) -> None:
 
 
 def _use_running_statistics(node: ir.Node) -> None:
-    node.attributes.pop("training_mode")
+    node.attributes.pop("training_mode", None)
     graph = node.graph
     assert graph is not None
     for output, source in zip(node.outputs[1:], node.inputs[3:], strict=False):
@@ -206,12 +210,16 @@ def expand_calls_of_layers(model: ir.Model) -> None:
             expand(node, model.functions[node.op_identifier()], {}, model.functions)
 
 
-def train_batch_norm(model: ir.Model) -> dict[str, str]:
+def _norms_to_train(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return the batch normalization that the file sets to training mode; all of it where the file sets none."""
+    norms = [node for node in nodes if is_batch_norm(node)]
+    return [node for node in norms if normalizes_batches(node)] or norms
+
+
+def train_batch_norm(norms: Iterable[ir.Node]) -> dict[str, str]:
     """Set batch normalization to training mode, with batch statistics and updated running ones, in place."""
     statistics: dict[str, str] = {}
-    for node in model.graph:
-        if not is_batch_norm(node):
-            continue
+    for node in norms:
         node.attributes.add(ir.AttrInt64("training_mode", 1))
         node.resize_outputs(3)
         for position, (index, kind) in enumerate(_STATISTICS.items(), start=1):

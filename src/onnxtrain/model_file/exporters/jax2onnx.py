@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnxtrain.parameters.exporters.exporter import Exporter
+from onnxtrain.model_file.exporters.exporter import Exporter
 
 EXPORTER: Final = Exporter("jax2onnx", {"numbers": r"^dot_bias_\d+$"})

@@ -137,7 +137,6 @@ def _squares(name: str) -> str:
 
 
 def _session(dtype: ir.DataType, axes: int) -> Session:
-    """Return a session that sums the squares along the last of one or two axes."""
     x = ir.Value(name="x", type=ir.TensorType(dtype), shape=ir.Shape(("rows", "columns")[-axes:]))
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 18}, name="row_squares")
     op = Builder(graph, 18)

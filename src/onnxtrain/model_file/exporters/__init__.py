@@ -12,7 +12,7 @@ from functools import cache
 
 import onnx_ir as ir
 
-from onnxtrain.parameters.exporters import (
+from onnxtrain.model_file.exporters import (
     genai,
     jax2onnx,
     optimum,
@@ -22,7 +22,7 @@ from onnxtrain.parameters.exporters import (
     tf2onnx,
     torchscript,
 )
-from onnxtrain.parameters.exporters.exporter import Kind
+from onnxtrain.model_file.exporters.exporter import Kind
 
 EXPORTERS = (
     torchscript.EXPORTER,

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import REPLACED_WEIGHT
 from onnxtrain.graph.value import is_float
+from onnxtrain.model_file.exporters.exporter import Exporter
 from onnxtrain.operators.call_text import read_literal
-from onnxtrain.parameters.exporters.exporter import Exporter
 
 _RESULTS: Final = (
     r"(abs|add|addmm|alias|amax|amin|arange|argmax|argmin|argsort|asin|atan|atan2|bartlett_window|blackman_window|bmm"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from onnxtrain.parameters.exporters.exporter import Exporter
+from onnxtrain.model_file.exporters.exporter import Exporter
 
 EXPORTER: Final = Exporter(
     "torch.onnx.export(dynamo=False)",
@@ -18,6 +18,7 @@ EXPORTER: Final = Exporter(
         "made": r"^/|^(?i:onnx)::|^\d+$|_(?i:output)_\d+$",
         "literal": r"^/.*Constant(_\d+)?_output_\d+$",
         "of module": r"^onnx::",
+        "folded": r"^onnx::Conv_\d+$",
     },
 )
 

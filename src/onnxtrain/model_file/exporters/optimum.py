@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from onnxtrain.parameters.exporters.exporter import Exporter
+from onnxtrain.model_file.exporters.exporter import Exporter
 
 EXPORTER: Final = Exporter("optimum")
 

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import constant_array, is_float
-from onnxtrain.parameters.exporters import gives
-from onnxtrain.parameters.exporters.pytorch import (
+from onnxtrain.model_file.exporters import gives
+from onnxtrain.model_file.exporters.pytorch import (
     BEGINNINGS,
     CALL,
     arguments,

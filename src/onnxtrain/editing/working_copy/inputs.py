@@ -1,4 +1,4 @@
-"""Inputs of a working copy: which are images, which are token ids, and which have one value for all examples."""
+"""Inputs of a working copy: which are images, token ids or texts, and which have one value for all examples."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph.batch_axis import BatchAxes, BatchAxis
+from onnxtrain.errors import ModelError
+from onnxtrain.graph.batch_axis import RECURRENT, RESHAPING, BatchAxes, BatchAxis
+from onnxtrain.graph.clone import all_nodes, values_read
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import COMMON, PIXELS, TABLE_ROWS, behind, constant_array, dimensions, is_float
+from onnxtrain.graph.inference import DECLARED, integer, slice_bounds
+from onnxtrain.graph.value import (
+    COMMON,
+    PIXELS,
+    TABLE_ROWS,
+    TIME_FIRST,
+    Dimension,
+    behind,
+    constant_array,
+    constant_ints,
+    dimensions,
+    is_float,
+)
 from onnxtrain.parameters.readers import REARRANGING, Reader, arrivals
 
 _THROUGH: Final = REARRANGING | {"Resize", "Pad"}
@@ -22,6 +36,23 @@ _LARGE: Final = 16.0
 
 _STEPS: Final = 8
 """Nodes that are followed from an input."""
+
+
+def refuse_texts(graph: ir.Graph) -> None:
+    """Refuse a model with texts as inputs, and say where the part begins that can be trained."""
+    texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
+    if not texts:
+        return
+    names, ends = ", ".join(repr(value.name) for value in graph.inputs if value in texts), []
+    for node in graph:
+        if any(value in texts for value in values_read(node)):
+            texts.update(value for value in node.outputs if value.dtype in (ir.DataType.STRING, None))  # a Tokenizer's
+            ends += [value.name for value in node.outputs if value not in texts and value.uses()]
+    raise ModelError(
+        f"A training step cannot read texts ({names}). The part behind the nodes that encode them can be trained: "
+        f"onnxtrain.cut(model, start={ends}); onnxtrain.predict(onnxtrain.cut(model, at={ends}), texts) returns the "
+        "inputs that it takes for them."
+    )
 
 
 def mark_image_inputs(model: ir.Model) -> None:
@@ -143,9 +174,111 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
     return value if floating and value is not None and value.is_initializer() else None
 
 
-def mark_common_inputs(graph: ir.Graph) -> None:
+def mark_first_axes(graph: ir.Graph) -> None:
+    """Record the inputs whose first axis is not the batch axis: time, or the first of a value for all examples."""
+    _mark_time(graph)
+    _mark_common(graph)
+
+
+def _mark_time(graph: ir.Graph) -> None:
+    """Record the inputs whose first axis is the time of a recurrent node or of unrolled steps, and their batch axis."""
+    layers = [node for node in all_nodes(graph) if node.op_type in RECURRENT]
+    for value in graph.inputs:
+        shape = dimensions(value)
+        if not shape or value.name in graph.initializers:
+            continue
+        steps = shape[0] if isinstance(shape[0], int) else None
+        if steps == 1 or not (layers or (steps or 0) >= _FEWEST_STEPS):
+            continue
+        time = BatchAxes({value: BatchAxis(0)}, shape[0]).follow(graph)
+        node, kind = next((node for node in layers if _is_time(time, value, node)), None), ""
+        at, axis = (None, None) if node is None else (node.inputs[0], 1 - integer(node, "layout", 0))
+        if node is None and steps is not None and (node := _last_step(graph, time, steps)) is not None:
+            at, kind = node.outputs[0], "unrolled steps up to the "
+        if node is None or at is None:
+            continue
+        others = (BatchAxes({value: BatchAxis(own)}, shape[own]).follow(graph) for own in range(1, len(shape)))
+        batch = [own for own, found in enumerate(others, 1) if at in found and axis in (None, found[at].axis)]
+        words = f"the {kind}{node.op_type} {node.name or node.outputs[0].name!r}"
+        value.meta[TIME_FIRST] = words, batch[0] if batch else None
+
+
+def _is_time(axes: BatchAxes, value: ir.Value, node: ir.Node) -> bool:
+    """Return whether an input's axis arrives at a recurrent node as its time, alone."""
+    source = node.inputs[0]
+    if source is None or axes.get(source) != BatchAxis(integer(node, "layout", 0)):
+        return False
+    return _size(axes, source) in _sizes(axes, value)
+
+
+_FEWEST_STEPS: Final = 3
+"""Fewest unrolled steps that are a recurrence: two elements may be a pair."""
+
+_MULTIPLYING: Final = {"MatMul", "Gemm", *RECURRENT}
+
+
+def _last_step(graph: ir.Graph, axes: BatchAxes, steps: int) -> ir.Node | None:
+    """Return the node that adds the last element of an axis to a state of all others, in order.
+
+    From element to element the state passes a matrix multiplication: a recurrence that an exporter has unrolled.
+    """
+    elements: dict[ir.Value, int] = {}
+    states: dict[ir.Value, tuple[int, bool]] = {}  # its elements; whether it was multiplied after the last
+    for node in graph:
+        read = [value for value in node.inputs if value is not None]
+        picked = _picked(node, axes, steps)
+        if picked:
+            found = dict(zip(node.outputs, picked, strict=False))
+            elements |= found
+            states |= {value: (1, False) for value, index in found.items() if index == 0}
+            continue
+        of_elements = {elements[value] for value in read if value in elements and value not in states}
+        count, multiplied = max((states[value] for value in read if value in states), default=(0, False))
+        multiplies = node.op_type in _MULTIPLYING
+        if count and of_elements == {count} and (multiplied or multiplies):
+            if count + 1 == steps:
+                return node
+            states |= dict.fromkeys(node.outputs, (count + 1, multiplies))
+        elif count and not of_elements:
+            states |= dict.fromkeys(node.outputs, (count, multiplied or multiplies))
+        elif not count and len(of_elements) == 1:
+            elements |= dict.fromkeys(node.outputs, of_elements.pop())
+    return None
+
+
+def _picked(node: ir.Node, axes: BatchAxes, steps: int) -> list[int]:
+    """Return which element of the axis each output of a node is; none for nodes that pick no single ones."""
+    source = node.inputs[0] if node.inputs else None
+    if source is None or source not in axes or node.domain or _size(axes, source) != steps:
+        return []
+    axis, rank = axes[source].axis, len(dimensions(source) or ())
+    if node.op_type == "Slice":
+        found = range(steps)[(slice_bounds(node, DECLARED, rank) or {}).get(axis, slice(0))]
+        return [*found] if len(found) == 1 else []
+    if integer(node, "axis", 0) % rank != axis:
+        return []
+    if node.op_type == "Gather":
+        indices = constant_ints(node.inputs[1]) or ()
+        return [index % steps for index in indices] if len(indices) == 1 else []
+    return [*range(steps)] if node.op_type == "Split" and len(node.outputs) == steps else []
+
+
+def _size(axes: BatchAxes, value: ir.Value) -> Dimension:
+    """Return the size of the axis that was found for a value."""
+    shape = dimensions(value)
+    return None if shape is None else shape[axes[value].axis]
+
+
+def _sizes(axes: BatchAxes, value: ir.Value) -> set[Dimension]:
+    """Return the size of an input's axis, which inference gives a symbol behind the input where it has no name."""
+    readers = [node for node, _ in value.uses() if _size(axes, value) is None and node.op_type not in RESHAPING]
+    return {_size(axes, each) for each in (value, *(out for node in readers for out in node.outputs)) if each in axes}
+
+
+def _mark_common(graph: ir.Graph) -> None:
     """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare."""
-    sizes = {value: shape[0] for value in graph.inputs if (shape := dimensions(value))}
+    others = [value for value in graph.inputs if TIME_FIRST not in value.meta]
+    sizes = {value: shape[0] for value in others if (shape := dimensions(value))}
     fixed = {value: size for value, size in sizes.items() if isinstance(size, int) and size > 1}
     if not fixed or all(isinstance(size, int) for size in sizes.values()):
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnxtrain.parameters.exporters.exporter import Exporter
+from onnxtrain.model_file.exporters.exporter import Exporter
 
 EXPORTER: Final = Exporter(
     "skl2onnx",

@@ -12,8 +12,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.distributed.data_parallel import DataParallelExecutor, SyncBatchNormExecutor
-from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.lower import lower_entry
@@ -23,7 +21,9 @@ from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.config import TrainingConfig
-from onnxtrain.training.executor import Arrays
+from onnxtrain.training.executors.data_parallel import DataParallelExecutor, SyncBatchNormExecutor
+from onnxtrain.training.executors.executor import Arrays
+from onnxtrain.training.executors.row_squares import Layout, RowSquares
 from onnxtrain.training.objective import Objective
 
 _SEND_BUFFERS = 2
@@ -99,7 +99,6 @@ class ShardedExecutor(DataParallelExecutor):
             self._update = self._session_of(build_update(self._step_spec(objective, config))[0])
 
     def _own_gradients(self) -> list[np.ndarray]:
-        """Return this rank's share of the gradients of each bucket."""
         size, rank = self.communicator.size, self.communicator.rank
         return [gradients.reshape(size, -1)[rank] for gradients in self._gradients]
 
@@ -128,7 +127,6 @@ class ShardedExecutor(DataParallelExecutor):
         return found
 
     def _begin(self, group: int, name: str) -> int:
-        """Return the index of a parameter's first element in its bucket."""
         array = self.states.current(name)
         return (array.ctypes.data - self._parameters[group].ctypes.data) // array.itemsize
 
@@ -177,7 +175,6 @@ class ShardedExecutor(DataParallelExecutor):
         return float(np.float32(loss / (weight or 1)))
 
     def _layouts(self) -> list[list[Layout]]:
-        """Return the layouts of the parameters of each bucket, in its order."""
         return [
             [Layout(name, self._begin(group, name), self.states.current(name).shape) for name in names]
             for group, names in enumerate(self._buckets)
@@ -288,7 +285,6 @@ class ShardedGradientExecutor(ShardedExecutor):
         return True
 
     def _reduce(self, bucket: int) -> None:
-        """Sum this rank's share of a bucket over the ranks."""
         if bucket not in self._held:  # this rank has no part of the batch
             self._held[bucket] = self._cleared_buffer(bucket)
         buffer = self._held.pop(bucket)
@@ -318,17 +314,3 @@ class ShardedGradientExecutor(ShardedExecutor):
 
 class ShardedSyncBatchNormExecutor(SyncBatchNormExecutor, ShardedExecutor):
     """Run steps with synchronized batch normalization and sharded states."""
-
-
-def executor_class(config: TrainingConfig) -> type[DataParallelExecutor]:
-    """Return the class of executor for the ranks of a configuration."""
-    if config.distributed.shard_gradients:
-        if config.synchronized:
-            raise OptionError(
-                'batch_norm="sync" makes processes wait for each other within the backward pass, while '
-                "shard_gradients=True sends gradients; use shard_states=True instead."
-            )
-        return ShardedGradientExecutor
-    if config.synchronized:
-        return ShardedSyncBatchNormExecutor if config.distributed.shard_states else SyncBatchNormExecutor
-    return ShardedExecutor if config.distributed.shard_states else DataParallelExecutor

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.errors.formatting import listed
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, all_nodes, captured_values, clone_nodes, subgraphs
+from onnxtrain.graph.clone import Values, all_nodes, captured_values, clone_nodes, computed_from, subgraphs
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.replace import substitute_and_rename, take_over
 from onnxtrain.graph.value import KV_CACHES, RIGHT_PADDED, Dimension, behind, constant_tensor, dimensions, is_float
-from onnxtrain.parameters.exporters import optimum
+from onnxtrain.model_file.exporters import optimum
 
 _ROWS = 2
 """The axis of [batch, heads, rows, size] along which a cache grows."""
@@ -161,7 +162,7 @@ def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
     if offsets:
         numbers = " and ".join(map(str, sorted(set(offsets.values()))))
         yield (
-            f"The model has positions or masks that begin at a constant ({numbers}, in {_some(list(offsets))}) "
+            f"The model has positions or masks that begin at a constant ({numbers}, in {_some(offsets)}) "
             "whatever the length of its KV cache: most likely the exporter wrote the length of its example cache into "
             "the file. Training starts from an empty cache and would use shifted positions. Export without a cache "
             "(use_cache=False).",
@@ -178,12 +179,12 @@ def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
 
 
 def _listed(inputs: list[ir.Value]) -> str:
-    names = _some([str(value.name) for value in inputs])
+    names = _some(value.name for value in inputs)
     return f"The model has KV-cache inputs ({len(inputs)}: {names}) that"
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+def _some(names: Iterable[object]) -> str:
+    return listed(names, 2, counted=False)
 
 
 def _has_cache_name(value: ir.Value) -> bool:
@@ -285,12 +286,9 @@ def _remove_growing_caches(graph: ir.Graph, growing: list[ir.Value]) -> list[str
 
 def _constant_positions(graph: ir.Graph) -> dict[str, int]:
     """Find positions and causal masks that begin at a constant above 0 instead of at the length of the cache."""
-    varying = set(graph.inputs)
+    varying = computed_from(graph, graph.inputs)
     found: dict[str, int] = {}
     for node in graph:
-        read = [*node.inputs, *captured_values(node)]
-        if any(value in varying for value in read):
-            varying.update(node.outputs)
         if node.domain in ("", MICROSOFT_DOMAIN) and len(node.inputs) > 1 and node.outputs:
             offset = _offset_of(node, varying)
             if 0 < offset <= _LONGEST:  # beyond are ends of slices without an end

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnxtrain.parameters.exporters.exporter import Exporter
+from onnxtrain.model_file.exporters.exporter import Exporter
 
 _OPERATORS: Final = (
     r"(abs|add|divide|einsum|elementwise_pow|exp|log|log1p|matmul|max|maximum|mean|min|minimum|multiply|pow|prod"

@@ -207,7 +207,6 @@ class Executor:
         return []
 
     def _rows(self, feeds: Arrays) -> int:
-        """Return the number of examples."""
         if self.fixed is not None:
             return self.fixed.rows(feeds)
         names = (str(value.name) for value in self._stepped.model.graph.inputs)
@@ -232,7 +231,6 @@ class Executor:
         return totals
 
     def _label_weights(self, feeds: Arrays) -> list[float]:
-        """Return the label weights of all micro-batches of a batch, added up in order."""
         totals = [0.0] * (1 + len(self._scaled.scales))
         if not self._scaled.scales:
             return totals
@@ -245,11 +243,9 @@ class Executor:
         return totals
 
     def _micro_rows(self, rows: int) -> int:
-        """Return the number of examples of every micro-batch but the last."""
         return -(-rows // self.config.accumulate) if self.fixed is None else self.fixed.size
 
     def _micro_batches(self, rows: int) -> int:
-        """Return the number of micro-batches."""
         return -(-rows // self._micro_rows(rows)) if rows else 0
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
@@ -293,7 +289,6 @@ def _scaled(objective: Objective, config: TrainingConfig) -> Objective:
 
 
 def _check_options(config: TrainingConfig) -> None:
-    """Check session options before the first step needs them."""
     device = device_of(config.runtime.provider_list())
     kernels = config.runtime.uses_kernels()
     if config.precision.compute == "bfloat16":
