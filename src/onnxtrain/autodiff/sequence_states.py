@@ -1,8 +1,9 @@
 """States of a Loop that cannot be stacked over the steps: sequences, and tensors that grow or shrink.
 
-The backward Loop (:mod:`onnxtrain.autodiff.rules.loops`) reads the states before each step. A step that only inserts
-items into a sequence at known positions is undone by removing them. For other states a second forward Loop records the
-states of all steps on a tape; the backward steps take a sequence's items from its end, and tensors by their index.
+The backward Loop (:mod:`onnxtrain.autodiff.rules.control_flow`) reads the states before each step. A step that only
+inserts items into a sequence at known positions is undone by removing them. For other states a second forward Loop
+records the states of all steps on a tape; the backward steps take a sequence's items from its end, and tensors by their
+index.
 """
 
 from __future__ import annotations

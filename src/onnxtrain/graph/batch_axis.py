@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,19 @@ from onnxtrain.graph.sizes import Product, factors, is_made_up, over, times
 from onnxtrain.graph.value import TIME_FIRST, Dimension, constant_ints, dimensions, input_of, order_of
 
 ONE: Product = (1, ())
+
+
+_TIME = re.compile(r"[tsl]|time\w*|\w*seq\w*|\w*len(gth)?|\w*(step|frame|token)s?", re.IGNORECASE)
+"""Names of axes of time."""
+
+_BATCH = re.compile(r"[nb]|bs|\w*batch\w*|\w*examples?", re.IGNORECASE)
+"""Names of axes of examples."""
+
+
+def named_time_first(value: ir.Value) -> list[str] | None:
+    """Return the names of the first two axes where they are those of time and of examples, in this order."""
+    names = [size if isinstance(size, str) else "" for size in (dimensions(value) or ())[:2]]
+    return names if len(names) > 1 and _TIME.fullmatch(names[0]) and _BATCH.fullmatch(names[1]) else None
 
 
 class BatchAxis(NamedTuple):

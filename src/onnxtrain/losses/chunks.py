@@ -3,7 +3,7 @@
 Logits z = x W of S rows (tokens) and V classes (vocabulary), their log-probabilities and their gradient take 4 S V
 bytes each: 131 MB for 1,024 tokens and a vocabulary of 32,000. The matmul that computes the logits moves into the body
 of a Scan over chunks of rows, which sums the loss. The gradient is another Scan, which recomputes the logits of a chunk
-and accumulates dW over the chunks (:mod:`onnxtrain.autodiff.rules.loops`). A step graph merges the two Scans
+and accumulates dW over the chunks (:mod:`onnxtrain.autodiff.rules.control_flow`). A step graph merges the two Scans
 (:mod:`onnxtrain.lowering.rules.scans`), so that nothing is computed twice. A loss that compares sums of
 log-probabilities, such as DPO, needs all of them before its gradient, which computes the logits again.
 """

@@ -20,9 +20,9 @@ from onnxtrain.lowering.memory.in_place import in_place_states
 from onnxtrain.lowering.notify_gradients import notify_gradients
 from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.lowering.portable import Portable
-from onnxtrain.lowering.training_info.check import check_training_model
 from onnxtrain.lowering.training_info.read import (
     bindings,
+    check_training_model,
     entry_initializers,
     joined_model,
     read_training_model,

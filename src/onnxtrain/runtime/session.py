@@ -17,8 +17,7 @@ from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.lowering.lower import lower_entry, merge_algorithm
 from onnxtrain.lowering.portable import Portable
 from onnxtrain.lowering.training_info.build import fill_states
-from onnxtrain.lowering.training_info.check import check_training_model
-from onnxtrain.lowering.training_info.read import bindings, read_training_model, state_tensors
+from onnxtrain.lowering.training_info.read import bindings, check_training_model, read_training_model, state_tensors
 from onnxtrain.lowering.training_info.recipe import StepEntry
 from onnxtrain.model_file.external import check_external_data, set_folder, with_external_data
 from onnxtrain.runtime.options import RuntimeOptions

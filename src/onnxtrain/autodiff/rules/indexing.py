@@ -206,45 +206,27 @@ Gather = Callable[[Value], Value]
 """Takes the elements at the node's indices, in the shape of the updates."""
 
 
-@register_gradient("ScatterElements")
-def scatter_elements(node: Node, dy: Value) -> Gradients:
-    """y = x with updates at the indices along an axis, alone or by sum, product, maximum, minimum."""
-    op, indices, axis = node.op, node.input_required(1), node.attribute("axis", 0)
+@register_gradient("ScatterElements", "ScatterND")
+def scatter(node: Node, dy: Value) -> Gradients:
+    """y = x with updates at indices along an axis, or at tuples of them: alone or by sum, product, maximum, minimum."""
+    op, indices, updates = node.op, node.input_required(1), node.input_required(2)
+    along = {} if node.operator == "ScatterND" else {"axis": node.attribute("axis", 0)}
+    there, back = getattr(op, node.operator), getattr(op, node.operator.replace("Scatter", "Gather"))
 
-    def scatter(base: Value, updates: Value, reduction: str | None) -> Value:
-        return op.ScatterElements(base, indices, updates, axis=axis, reduction=reduction)
+    def put(base: Value, updates: Value, reduction: str | None) -> Value:
+        made: Value = there(base, indices, updates, **along, reduction=reduction)
+        return made
 
-    def gather(value: Value) -> Value:
-        return op.GatherElements(value, indices, axis=axis).with_shape(node.input_required(2).shape)
+    def take(value: Value) -> Value:
+        made: Value = back(value, indices, **along)
+        return made.with_shape(updates.shape)
 
-    return _scattered(node, dy, scatter, gather)
-
-
-@register_gradient("ScatterND")
-def scatter_nd(node: Node, dy: Value) -> Gradients:
-    """y = x with updates at tuples of indices, alone or by sum, product, maximum, minimum."""
-    op, indices = node.op, node.input_required(1)
-
-    def scatter(base: Value, updates: Value, reduction: str | None) -> Value:
-        return op.ScatterND(base, indices, updates, reduction=reduction)
-
-    def gather(value: Value) -> Value:
-        return op.GatherND(value, indices).with_shape(node.input_required(2).shape)
-
-    return _scattered(node, dy, scatter, gather)
-
-
-def _scattered(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:
-    """The gradients per reduction, where u are the updates of one element of x."""
-    op, updates = node.op, node.input_required(2)
     reduction = node.attribute("reduction", "none")
     if reduction == "none":
-        return scatter(dy, op.zeros_like(updates), None), None, gather(dy)
+        return put(dy, op.zeros_like(updates), None), None, take(dy)
     if reduction == "add":
-        return dy, None, gather(dy)
-    if reduction == "mul":
-        return _multiplied(node, dy, scatter, gather)
-    return _shared_by_equals(node, dy, scatter, gather)
+        return dy, None, take(dy)
+    return (_multiplied if reduction == "mul" else _shared_by_equals)(node, dy, put, take)
 
 
 def _multiplied(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:

@@ -131,38 +131,20 @@ def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
     return counts.with_shape(known_sizes([1, 1, *sizes_of(dy, axes)]))
 
 
-@register_gradient("LpPool")
+@register_gradient("LpPool", "GlobalLpPool")
 def lp_pool(node: Node, dy: Value) -> Gradients:
     """y = (Σ |x|ᵖ)^(1/p): dx = x |x|ᵖ⁻² Σ over windows dy y¹⁻ᵖ, and 0 where y = 0."""
-    p = node.attribute("p", 2)
-    return _norm_direction(node.x, p) * _spread(windows_of(node), _over_norm(node.y, dy, p), 1)
-
-
-@register_gradient("GlobalLpPool")
-def global_lp_pool(node: Node, dy: Value) -> Gradients:
-    """y = (Σ |x|ᵖ)^(1/p): dx = x |x|ᵖ⁻² dy y¹⁻ᵖ, and 0 where y = 0."""
-    p = node.attribute("p", 2)
-    return _norm_direction(node.x, p) * _over_norm(node.y, dy, p)
-
-
-def _over_norm(y: Value, dy: Value, p: int) -> Value:
-    """Dy y¹⁻ᵖ, and 0 where y = 0."""
+    op, x, y, p = node.op, node.x, node.y, node.attribute("p", 2)
     if p == 1:
-        return dy
-    op = y.op
-    powers = y if p == 2 else y ** (p - 1)
-    zero = op.scalar(0, y)
-    return op.Where(op.Equal(y, zero), zero, dy / powers).with_shape(y.shape)
-
-
-def _norm_direction(x: Value, p: int) -> Value:
-    """The derivative of |x|ᵖ / p."""
-    op = x.op
-    if p == 1:
-        return op.Sign(x).with_shape(x.shape)
-    if p % 2 == 0:
-        return x if p == 2 else x ** (p - 1)
-    return x * (op.Abs(x) if p == 3 else op.Abs(x) ** (p - 2))
+        direction = op.Sign(x).with_shape(x.shape)
+    elif p % 2 == 0:
+        direction = x if p == 2 else x ** (p - 1)
+    else:
+        direction = x * (op.Abs(x) if p == 3 else op.Abs(x) ** (p - 2))
+    if p > 1:
+        zero = op.scalar(0, y)
+        dy = op.Where(op.Equal(y, zero), zero, dy / (y if p == 2 else y ** (p - 1))).with_shape(y.shape)
+    return direction * (dy if node.operator == "GlobalLpPool" else _spread(windows_of(node), dy, 1))
 
 
 @register_gradient("GlobalAveragePool")

@@ -1,8 +1,8 @@
 """Merge a Scan that sums over slices with its gradient, which scans the same slices.
 
 The gradient of a Scan is a Scan that recomputes each step, from the last to the first
-(:mod:`onnxtrain.autodiff.rules.loops`). If the forward Scan only sums, the order of steps does not matter, and the
-backward Scan, which recomputes the terms, can sum them, too. A loss whose logits are computed in chunks
+(:mod:`onnxtrain.autodiff.rules.control_flow`). If the forward Scan only sums, the order of steps does not matter, and
+the backward Scan, which recomputes the terms, can sum them, too. A loss whose logits are computed in chunks
 (:mod:`onnxtrain.losses.chunks`) has this pattern; without this pass the logits would be computed twice.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -13,9 +12,10 @@ from onnxtrain.editing.working_copy.kv_cache import cache_hints
 from onnxtrain.editing.working_copy.training_modes import LayerCounts, is_batch_norm, normalizes_batches
 from onnxtrain.errors.formatting import listed, plural
 from onnxtrain.errors.hints import Hint
+from onnxtrain.graph.batch_axis import named_time_first
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.upstream.sessions import mixed_two_bits
-from onnxtrain.graph.value import TIME_FIRST, dimensions
+from onnxtrain.graph.value import TIME_FIRST
 from onnxtrain.model_file.exporters import gives, module_of
 from onnxtrain.model_file.exporters.pytorch import (
     CALL,
@@ -105,13 +105,6 @@ def find_hints(
     ]
 
 
-_TIME = re.compile(r"[tsl]|time\w*|\w*seq\w*|\w*len(gth)?|\w*(step|frame|token)s?", re.IGNORECASE)
-"""Names of axes of time."""
-
-_BATCH = re.compile(r"[nb]|bs|\w*batch\w*|\w*examples?", re.IGNORECASE)
-"""Names of axes of examples."""
-
-
 def proved_time_first(graph: ir.Graph) -> Iterator[Hint]:
     """Name inputs whose first axis is the time of a recurrent node, which matters where data are cut into batches."""
     for value in graph.inputs:
@@ -127,9 +120,8 @@ def proved_time_first(graph: ir.Graph) -> Iterator[Hint]:
 def _named_time_first(graph: ir.Graph) -> Iterator[Hint]:
     """Name inputs whose axes are named as if time came first, and that no recurrent node reads so."""
     for value in graph.inputs:
-        names = [size if isinstance(size, str) else "" for size in (dimensions(value) or ())[:2]]
-        proved = TIME_FIRST in value.meta
-        if not proved and len(names) > 1 and _TIME.fullmatch(names[0]) and _BATCH.fullmatch(names[1]):
+        names = named_time_first(value)
+        if names and TIME_FIRST not in value.meta:
             yield Hint(
                 f"The axes of the input {value.name!r} are named {names[0]!r} and {names[1]!r}, as if time came first, "
                 "but data are cut into batches along the first axis: export the model with batch_first=True, or give "

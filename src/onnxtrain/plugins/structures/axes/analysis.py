@@ -14,8 +14,7 @@ from onnxtrain.graph.clone import captured_values, subgraphs
 from onnxtrain.graph.layers import computed_constants, follows, layers
 from onnxtrain.graph.shapes import fold_sizes, infer_shapes
 from onnxtrain.graph.value import Dimension, add_initializer, constant_array, constant_tensor, dimensions, is_float
-from onnxtrain.plugins.structures.axes.cut import Cut
-from onnxtrain.plugins.structures.axes.labels import Axis, fixed
+from onnxtrain.plugins.structures.axes.labels import Axis, Cut, fixed
 from onnxtrain.plugins.structures.axes.node import Findings, Node, UnknownShapeError
 from onnxtrain.plugins.structures.axes.registry import RULES
 

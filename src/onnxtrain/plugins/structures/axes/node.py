@@ -9,8 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.value import Dimension, constant_array, constant_number, dimensions, is_float
-from onnxtrain.plugins.structures.axes.cut import Cut
-from onnxtrain.plugins.structures.axes.labels import Axis, Labels, fixed
+from onnxtrain.plugins.structures.axes.labels import Axis, Cut, Labels, fixed
 
 Outputs = Sequence[Axis] | list[list[Axis]]
 """The axes of the first output, or a list of the axes of each output."""

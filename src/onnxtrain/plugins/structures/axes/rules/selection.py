@@ -9,8 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.value import Dimension
-from onnxtrain.plugins.structures.axes.cut import Cut
-from onnxtrain.plugins.structures.axes.labels import Axis, fixed
+from onnxtrain.plugins.structures.axes.labels import Axis, Cut, fixed
 from onnxtrain.plugins.structures.axes.node import Node
 from onnxtrain.plugins.structures.axes.registry import axes_of
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from onnxtrain.graph.sizes import factors
 from onnxtrain.graph.value import Dimension
-from onnxtrain.plugins.structures.axes.cut import Cut
-from onnxtrain.plugins.structures.axes.labels import Axis, fixed
+from onnxtrain.plugins.structures.axes.labels import Axis, Cut, fixed
 from onnxtrain.plugins.structures.axes.node import Node
 from onnxtrain.plugins.structures.axes.registry import axes_of
 
