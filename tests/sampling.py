@@ -57,6 +57,9 @@ def mark(items: Sequence[pytest.Item]) -> None:
             case.add_marker("thorough")
             if _turn(number, 4):
                 case.add_marker("sweep")
+    for item in items:
+        if item.get_closest_marker("sweep") is not None:
+            item.add_marker("thorough")  # the default run leaves out what is thorough
 
 
 def _by_test(

@@ -81,7 +81,8 @@ def test_a_limit_is_the_longer_of_products_and_bytes() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.sweep
+@pytest.mark.thorough
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", zoo_models.ZOO)
 def test_first_steps_agree_with_pytorch(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -53,11 +53,14 @@ def test_few(case): pass
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", range(40))
 def test_marked(case): pass
+
+@pytest.mark.sweep
+def test_swept(): pass
 """
 
 
 @pytest.mark.parametrize(
-    ("marks", "passed"), [("not thorough", 6 + 4 + 20), ("thorough and not sweep", 6 + 5), ("sweep", 18 + 15)]
+    ("marks", "passed"), [("not thorough", 6 + 4 + 20), ("thorough and not sweep", 6 + 5), ("sweep", 18 + 15 + 1)]
 )
 def test_of_many_cases_one_in_five_runs_by_default(tmp_path, marks, passed):
     (tmp_path / "conftest.py").write_text(

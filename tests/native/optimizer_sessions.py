@@ -67,6 +67,7 @@ def _opened(model, path, threads, providers, profile):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # in the way of other sessions
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, profile
     options.register_custom_ops_library(path)
