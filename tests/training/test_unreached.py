@@ -173,6 +173,19 @@ def test_a_scale_of_rounded_values_is_named_and_a_name_in_full_trains_it() -> No
     assert "s.log" in onnxtrain.Trainer(model, loss="mse", optimizer="sgd", qat=True).parameters
 
 
+def test_a_declared_scale_of_rounded_values_is_not_trained_as_a_plain_number() -> None:
+    model = network("float[n,4] y", FAKE)
+    for tensor in model.graph.initializer:
+        info = onnx.helper.make_tensor_value_info(tensor.name, 1, tensor.dims)
+        info.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value="PARAMETER")
+        model.graph.value_info.append(info)
+    found, _ = hints(model, straight_through=True)
+    assert any("qat=True trains the logarithm of s" in text for text in found)
+    trainer = onnxtrain.Trainer(model, loss="mse", optimizer="sgd", straight_through=True, freeze="s")
+    assert set(trainer.parameters) == {"w", "bias"}
+    assert "s.log" in onnxtrain.Trainer(model, loss="mse", optimizer="sgd", qat=True).parameters
+
+
 @pytest.mark.torch
 def test_a_named_scale_trains_as_in_pytorch() -> None:
     torch = pytest.importorskip("torch")

@@ -84,7 +84,7 @@ _DECLARED: Final = {
 }
 
 _EXPONENT: Final = "exponent of Pow"
-_PASSED: Final = (OPERAND_OF, "bound of Clip", _EXPONENT, "padding value", "window of STFT", ROUNDING)
+_PASSED: Final = (OPERAND_OF, "bound of Clip", _EXPONENT, "padding value", "window of STFT")
 """Purposes that leave open whether a declared parameter is one: gradients pass these inputs, or the others it has."""
 
 _SPREADING: Final = frozenset({"Expand", "Tile"})
@@ -185,7 +185,7 @@ def classify(tensor: Tensor, rotary: set[ir.Value]) -> tuple[Decision, str]:
     """Decide on a tensor of an expanded model that no option names; return a doubt about a declared parameter, too."""
     if tensor.is_declared and 0 not in (dimensions(tensor.value) or ()):
         if tensor.setting and not all(use.startswith(_PASSED) for use in tensor.setting.split(" and ")):
-            return Decision(tensor.setting), ""
+            return Decision(tensor.setting, open=tensor.setting.startswith(ROUNDING)), ""
         return LEARNED, _by_value(tensor, set()) or (_CODE if tensor.is_literal else "")
     found = _by_use(tensor)
     if found is None:
