@@ -1,4 +1,4 @@
-"""What the inputs of a model require of data: types and shapes, and whole batches where their size is fixed."""
+"""Requirements of a model on the data of its inputs: types, shapes, and whole batches where their size is fixed."""
 
 from __future__ import annotations
 

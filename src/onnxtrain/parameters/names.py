@@ -15,7 +15,7 @@ from onnxtrain.model_file.exporters import NameOrigin, bare, module_of, origin_o
 from onnxtrain.parameters.readers import Functions, arrivals, role_of
 
 Meaning = Literal["table", "transform", "mask", "scalar", "statistic", "preprocessing", "learned"]
-"""Kinds of tensors with usual names: tables of positions, matrices of spectrograms, masks, fixed scalars, running
+"""Kinds of tensors with usual names: position tables, matrices of spectrograms, masks, fixed scalars, running
 statistics, means and deviations of the data, and trainable scalars such as temperatures, slopes and gates."""
 
 _WORDS: Final[dict[Meaning, str]] = {
