@@ -161,7 +161,7 @@ HUGE[4, 0] = 1e300
             (np.array([[None], [{}]]), Y),
             r"input 'image' is a ndarray that holds Python objects; it needs numbers",
         ),
-        ({"image": [[1, 2], [3]], "y": Y}, r"input 'image' is a list that does not convert to a NumPy array"),
+        ({"image": [[1, 2], [3]], "y": Y}, r"input 'image' holds rows of different lengths; pad them to one length"),
     ],
 )
 def test_data_that_does_not_fit(source, message):

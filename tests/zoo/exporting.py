@@ -69,7 +69,7 @@ def differences(parameters: dict[str, np.ndarray], model: onnx.ModelProto) -> li
 
     Layout does not count, nor do tensors that the exporter computed from parameters (a folded batch normalization):
     these have the shape of one. A parameter that is not in the file cannot be trained. Where only one
-    value fills a parameter, its name tells.
+    value fills a parameter, its name tells. A token or state that the exporter copied for each example counts once.
     """
     rows = onnxtrain.inspect(model).initializers
     file = ModelFile.load(model)
@@ -77,7 +77,8 @@ def differences(parameters: dict[str, np.ndarray], model: onnx.ModelProto) -> li
     known = Counter(value for array in parameters.values() for value in elements(array))
     shapes = {tuple(sorted(array.shape)) for array in parameters.values()}
     trained = {row.name for row in rows if row.trainable}
-    seen = Counter(value for name in trained for value in held[name])
+    shape_of = {row.name: tuple(row.shape) for row in rows}
+    seen = Counter(value for name in trained for value in once(held[name], shape_of[name], shapes))
     hinted = {value for row in rows if row.undecided for value in held[row.name]}
     found = []
     for row in rows:
@@ -96,6 +97,16 @@ def differences(parameters: dict[str, np.ndarray], model: onnx.ModelProto) -> li
         if not is_fill and missing.intersection(values):
             found.append(f"{name} {array.shape} is not trained")
     return found
+
+
+def once(values: list[float], shape: tuple[int, ...], known: set[tuple[int, ...]]) -> list[float]:
+    """The elements of a tensor, or of one of its equal parts along an axis where that has the shape of a parameter."""
+    array = np.reshape(values, shape)
+    for axis, size in enumerate(shape):
+        part = array.take([0], axis)
+        if size > 1 and tuple(sorted(shape)) not in known and tuple(sorted(part.shape)) in known:
+            return elements(part) if (array == part).all() else values
+    return values
 
 
 def elements(array: np.ndarray) -> list[float]:

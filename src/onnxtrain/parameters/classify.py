@@ -263,9 +263,10 @@ def _learned(tensor: Tensor) -> Decision:
         return FILL
     if gives("eager", name) and not tensor.is_weight:
         return OPEN  # a buffer, more often than not
-    if not tensor.is_made:
+    zeros = array is not None and not array.any()
+    if not tensor.is_made and not (zeros and tensor.kind == _CONSTANT):  # zeros in a body may be what a branch returns
         return LEARNED
-    if gives("joined biases", name) and array is not None and not array.any():
+    if gives("joined biases", name) and zeros:
         return Decision(FILL.reason, open=True)
     weighing = _weighing(readers)
     if any(not is_normalization(reader) for reader in weighing):
