@@ -89,12 +89,20 @@ def _matrix():
                 yield pytest.param(name, exporter, dynamic, id=f"{name}-{exporter}-{form}")
 
 
+COMPUTED_FROM_PARAMETERS = ("rnn_language_model-dynamo-static", "rnn_relu-dynamo-static")
+"""Exports that lack a use of a parameter: of the first step from a state of zeros, the exporter stored the result."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "exporter", "dynamic"), list(_matrix()))
 def test_gradients_equal_torch_for_every_export(
-    name: str, exporter: str, dynamic: bool, tmp_path: Path, record_property
+    name: str, exporter: str, dynamic: bool, tmp_path: Path, record_property, request: pytest.FixtureRequest
 ) -> None:
-    record_property("error", check(name, exporter, dynamic, tmp_path))
+    if request.node.callspec.id in COMPUTED_FROM_PARAMETERS:
+        model = export(ARCHITECTURES[name], tmp_path / "model.onnx", exporter, dynamic)
+        assert any("The exporter computed linear_1 from" in hint for hint in onnxtrain.inspect(model).hints)
+    else:
+        record_property("error", check(name, exporter, dynamic, tmp_path))
 
 
 @pytest.mark.parametrize("loss", ["binary_cross_entropy", "mean_squared_error", "mean_absolute_error", "huber"])
