@@ -100,7 +100,7 @@ def test_gradients_equal_torch_for_every_export(
 ) -> None:
     if request.node.callspec.id in COMPUTED_FROM_PARAMETERS:
         model = export(ARCHITECTURES[name], tmp_path / "model.onnx", exporter, dynamic)
-        assert any("The exporter computed linear_1 from" in hint for hint in onnxtrain.inspect(model).hints)
+        assert any("The exporter computed linear_1" in hint for hint in onnxtrain.inspect(model).hints)
     else:
         record_property("error", check(name, exporter, dynamic, tmp_path))
 
