@@ -413,7 +413,7 @@ def _graph(loss: Loss, prediction: Array, target: Array, *, through: str = "") -
     graph = ir.Graph([*inputs, *values], [], nodes=[], opset_imports={"": OPSET}, name="loss")
     op = Builder(graph, OPSET)
     given, aim = (op.wrap(value) for value in values)
-    terms = reduced(op, loss, loss.build(op, given, aim))
+    terms = reduced(loss, loss.build(op, given, aim))
     result = op.Identity(terms.loss)
     result.ir.name = "loss"
     graph.outputs.append(result.ir)
