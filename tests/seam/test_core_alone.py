@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -97,6 +98,18 @@ for attempt in (lambda: onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="
     assert done.returncode == 0, done.stderr
     assert "There is no loss 'dpo'" in done.stdout
     assert "module 'onnxtrain.losses' has no attribute 'DPO'" in done.stdout
+
+
+def test_tests_of_the_core_import_neither():
+    """Those marked ``plugins`` import them in their bodies."""
+    files = [file for name in CORE for file in sorted((TESTS / name).rglob("*.py") or [TESTS / name])]
+    found = []
+    for file in files:
+        text = file.read_text()
+        top = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
+        if any(re.match(r"onnxtrain\.(plugins|interop)\b", node.module or "") for node in top):
+            found.append(str(file.relative_to(TESTS)))
+    assert [name for name in found if name not in NEED_SPARSE] == []
 
 
 @pytest.mark.thorough

@@ -17,7 +17,6 @@ from onnxtrain.cli import main
 from onnxtrain.editing.working_copy.inputs import mark_first_axes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import TIME_FIRST
-from onnxtrain.interop.sklearn import OnnxClassifier
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.advice.doctor import diagnose
 from onnxtrain.training.inference.forward import evaluate, predict
@@ -404,7 +403,10 @@ def test_examples_first_train_and_predict_as_before(cell: str) -> None:
     assert own.evaluate(x, y, batch_size=4)["loss"] == pytest.approx(own.evaluate(x, y)["loss"], rel=1e-5)
 
 
+@pytest.mark.plugins
 def test_scikit_learn_refuses() -> None:
+    from onnxtrain.interop.sklearn import OnnxClassifier
+
     model = network([node("Cast", "x", "b", to=7), node("Gather", "table b", "a")], ["T", "N"], last=True)
     classifier = OnnxClassifier(model, epochs=1)
     with raises_sentence("time_first", what="x"):
