@@ -163,6 +163,7 @@ def test_the_command_of_the_page(folder, tmp_path):
     assert np.abs(logits(copy, tmp_path / "tuned.onnx_adapter") - logits(folder)).max() > 1e-3
 
 
+@pytest.mark.plugins
 def test_from_a_text_file_to_an_adapter_that_generates(folder, tmp_path):
     words = [f"t{word}" for word in SONG * 4]
     rows = [
