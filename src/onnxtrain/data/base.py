@@ -77,7 +77,7 @@ NO_CHECKS: Final[Mapping[str | None, TargetCheck]] = MappingProxyType({})
 
 
 READY: Final = "give ready batches, as an iterable or to train_step"
-"""What to do with data that cannot be cut into batches."""
+"""Cure for data that cannot be cut into batches."""
 
 
 class Facts:

@@ -75,9 +75,11 @@ class Unreached:
 
     def _reached(self, ends: Sequence[str], *, straight_through: bool) -> tuple[list[str], list[ir.Node]]:
         """Return the parameters that a gradient of some values reaches, and its path."""
-        forward, ys = Forward.of(self._model, straight_through=straight_through), self._values(ends)
-        path = forward.path(Route(ys, tuple(self._lost.values()))) if self._lost and ys else []
-        if not path:
+        ys = self._values(ends) if self._lost else ()
+        if not ys:
+            return [], []
+        forward = Forward.of(self._model, straight_through=straight_through)
+        if not (path := forward.path(Route(ys, tuple(self._lost.values())))):
             return [], []
         read = {str(value.name) for node in path for value in node.inputs if value is not None}
         others = [name for name in self._model.graph.initializers if name not in self._lost or name not in read]
