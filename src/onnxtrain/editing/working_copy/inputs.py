@@ -177,6 +177,7 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
 def mark_first_axes(graph: ir.Graph) -> None:
     """Record the inputs whose first axis is not the batch axis: time, or the first of a value for all examples."""
     _mark_time(graph)
+    _mark_numbered(graph)
     _mark_common(graph)
 
 
@@ -225,7 +226,8 @@ def _last_step(graph: ir.Graph, axes: BatchAxes, steps: int) -> ir.Node | None:
     elements: dict[ir.Value, int] = {}
     states: dict[ir.Value, tuple[int, bool]] = {}  # its elements; whether it was multiplied after the last
     for node in graph:
-        read = [value for value in node.inputs if value is not None]
+        slots = node.inputs[:1] if node.op_type in RECURRENT else node.inputs  # initial states are no steps
+        read = [value for value in slots if value is not None]
         picked = _picked(node, axes, steps)
         if picked:
             found = dict(zip(node.outputs, picked, strict=False))
@@ -275,15 +277,67 @@ def _sizes(axes: BatchAxes, value: ir.Value) -> set[Dimension]:
     return {_size(axes, each) for each in (value, *(out for node in readers for out in node.outputs)) if each in axes}
 
 
+_INTEGERS: Final = (ir.DataType.INT32, ir.DataType.INT64, None)
+
+_NUMBERS: Final = {
+    "Add", "Cast", "Concat", "Expand", "Flatten", "Gather", "GatherND", "Identity", "Reshape", "Slice", "Split",
+    "Squeeze", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+"""Operators behind which the integers of an input still number rows."""
+
+
+def _mark_numbered(graph: ir.Graph) -> None:
+    """Record the inputs whose rows an integer input numbers or bounds: nodes by edges or graphs, tokens by offsets."""
+    numbers = {value for value in graph.inputs if value.dtype in _INTEGERS}
+    chosen: list[tuple[ir.Value, int]] = []
+    for node in all_nodes(graph) if numbers else ():
+        chosen += [rows for index in node.inputs[1:3] if index in numbers and (rows := _rows(node, index)) is not None]
+        if node.op_type in _NUMBERS and any(value in numbers for value in node.inputs):
+            numbers.update(value for value in node.outputs if value.dtype in _INTEGERS)
+    for value in graph.inputs if chosen else ():
+        if shape := dimensions(value):
+            own = BatchAxes({value: BatchAxis(0)}, shape[0]).follow(graph)
+            sizes = _sizes(own, value) - {None}
+            found = (rows for rows, axis in chosen if rows in own and own[rows].axis == axis)
+            if any(rows is value or _size(own, rows) in sizes for rows in found):
+                value.meta[TIME_FIRST] = "", 0
+
+
+def _rows(node: ir.Node, index: ir.Value | None) -> tuple[ir.Value, int] | None:
+    """Return the value whose rows a node picks, adds up or cuts by an index, and their axis; ``None`` for others."""
+    rows = node.inputs[2 if node.op_type.startswith("Scatter") else 0]
+    shape, rank = dimensions(index), len(dimensions(rows) or ())
+    if rows is None or rows is index or not rank or constant_array(rows) is not None:
+        return None
+    if node.op_type in ("GatherND", "ScatterND"):
+        return (rows, 0) if shape and shape[-1] == 1 and not integer(node, "batch_dims", 0) else None
+    if node.op_type == "Slice":
+        axes = [0] if len(node.inputs) < 4 else constant_ints(node.inputs[3]) or ()
+        return (rows, axes[0] % rank) if len(axes) == 1 else None
+    gathers = node.op_type in ("Gather", "GatherElements", "ScatterElements")
+    return (rows, integer(node, "axis", 0) % rank) if gathers else None
+
+
 def _mark_common(graph: ir.Graph) -> None:
-    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare."""
+    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare.
+
+    A later axis may be the batch axis, as in the states of recurrent layers.
+    """
     others = [value for value in graph.inputs if TIME_FIRST not in value.meta]
     sizes = {value: shape[0] for value in others if (shape := dimensions(value))}
-    fixed = {value: size for value, size in sizes.items() if isinstance(size, int) and size > 1}
-    if not fixed or all(isinstance(size, int) for size in sizes.values()):
+    fixed = {value: size for value, size in sizes.items() if isinstance(size, int)}
+    batch = BatchAxes.of_inputs(graph, None)
+    if not fixed or not batch:
         return
-    batch = BatchAxes.of_inputs(graph, None).follow(graph)
+    batch.follow(graph)
     for value, size in fixed.items():
+        later = [axis for axis, each in enumerate(dimensions(value) or ()) if axis and not isinstance(each, int)]
+        for axis in later:
+            follow = BatchAxes({value: BatchAxis(axis)}, None).follow(graph)
+            if any(own == batch.get(reached) for reached, own in follow.items()):
+                value.meta[TIME_FIRST] = "", axis
+        if size == 1 or TIME_FIRST in value.meta:
+            continue
         own = BatchAxes({value: BatchAxis(0)}, size).follow(graph)
         is_followed = all(dimensions(reached) is not None for reached in own)
         if is_followed and not any(
