@@ -277,52 +277,44 @@ def _sizes(axes: BatchAxes, value: ir.Value) -> set[Dimension]:
     return {_size(axes, each) for each in (value, *(out for node in readers for out in node.outputs)) if each in axes}
 
 
-_INTEGERS: Final = (ir.DataType.INT32, ir.DataType.INT64, None)
-
-_NUMBERS: Final = {
-    "Add", "Cast", "Concat", "Expand", "Flatten", "Gather", "GatherND", "Identity", "Reshape", "Slice", "Split",
-    "Squeeze", "Transpose", "Unsqueeze", "Where",
-}  # fmt: skip
+_NUMBERS: Final = (
+    "Add Cast Concat Expand Gather GatherND Identity Reshape Slice Split Squeeze Transpose Unsqueeze Where"
+)
 """Operators behind which the integers of an input still number rows."""
+
+_ROWS: Final = {"Gather": 0, "GatherElements": 0, "GatherND": 0, "Slice": 0, "ScatterElements": 2, "ScatterND": 2}
+"""Operators that pick, cut or add up rows by integers, and the slot of the rows."""
 
 
 def _mark_numbered(graph: ir.Graph) -> None:
     """Record the inputs whose rows an integer input numbers or bounds: nodes by edges or graphs, tokens by offsets."""
-    numbers = {value for value in graph.inputs if value.dtype in _INTEGERS}
-    chosen: list[tuple[ir.Value, int]] = []
+    integers, known = (ir.DataType.INT32, ir.DataType.INT64, None), _NUMBERS.split()
+    numbers = {value for value in graph.inputs if value.dtype in integers}
+    picked: list[tuple[ir.Value, int]] = []
     for node in all_nodes(graph) if numbers else ():
-        chosen += [rows for index in node.inputs[1:3] if index in numbers and (rows := _rows(node, index)) is not None]
-        if node.op_type in _NUMBERS and any(value in numbers for value in node.inputs):
-            numbers.update(value for value in node.outputs if value.dtype in _INTEGERS)
-    for value in graph.inputs if chosen else ():
-        if shape := dimensions(value):
-            own = BatchAxes({value: BatchAxis(0)}, shape[0]).follow(graph)
-            sizes = _sizes(own, value) - {None}
-            found = (rows for rows, axis in chosen if rows in own and own[rows].axis == axis)
-            if any(rows is value or _size(own, rows) in sizes for rows in found):
-                value.meta[TIME_FIRST] = "", 0
+        picked += [rows for index in node.inputs[1:3] if index in numbers for rows in _rows(node, index)]
+        if node.op_type in known and any(value in numbers for value in node.inputs):
+            numbers.update(value for value in node.outputs if value.dtype in integers)
+    for value in graph.inputs if picked else ():
+        own = BatchAxes({value: BatchAxis(0)}, (dimensions(value) or (None,))[0]).follow(graph)
+        found = [rows for rows, axis in picked if rows in own and own[rows].axis == axis]
+        if value in found or any(_size(own, rows) in _sizes(own, value) - {None} for rows in found):
+            value.meta[TIME_FIRST] = "", 0
 
 
-def _rows(node: ir.Node, index: ir.Value | None) -> tuple[ir.Value, int] | None:
-    """Return the value whose rows a node picks, adds up or cuts by an index, and their axis; ``None`` for others."""
-    rows = node.inputs[2 if node.op_type.startswith("Scatter") else 0]
-    shape, rank = dimensions(index), len(dimensions(rows) or ())
-    if rows is None or rows is index or not rank or constant_array(rows) is not None:
-        return None
-    if node.op_type in ("GatherND", "ScatterND"):
-        return (rows, 0) if shape and shape[-1] == 1 and not integer(node, "batch_dims", 0) else None
+def _rows(node: ir.Node, index: ir.Value | None) -> Iterator[tuple[ir.Value, int]]:
+    """Yield the value whose rows a node picks, cuts or adds up by an index, and their axis."""
+    rows = node.inputs[_ROWS[node.op_type]] if node.op_type in _ROWS else None
+    axes = [integer(node, "axis", 0) + integer(node, "batch_dims", 0)]
     if node.op_type == "Slice":
-        axes = [0] if len(node.inputs) < 4 else constant_ints(node.inputs[3]) or ()
-        return (rows, axes[0] % rank) if len(axes) == 1 else None
-    gathers = node.op_type in ("Gather", "GatherElements", "ScatterElements")
-    return (rows, integer(node, "axis", 0) % rank) if gathers else None
+        axes = (None if len(node.inputs) < 4 else constant_ints(node.inputs[3])) or axes
+    of_one_axis = len(axes) == 1 and (not node.op_type.endswith("ND") or (dimensions(index) or (0,))[-1] == 1)
+    if rows is not None and rows is not index and dimensions(rows) and of_one_axis:
+        yield rows, axes[0] % len(dimensions(rows) or ())
 
 
 def _mark_common(graph: ir.Graph) -> None:
-    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare.
-
-    A later axis may be the batch axis, as in the states of recurrent layers.
-    """
+    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, as a later one may."""
     others = [value for value in graph.inputs if TIME_FIRST not in value.meta]
     sizes = {value: shape[0] for value in others if (shape := dimensions(value))}
     fixed = {value: size for value, size in sizes.items() if isinstance(size, int)}
@@ -331,10 +323,9 @@ def _mark_common(graph: ir.Graph) -> None:
         return
     batch.follow(graph)
     for value, size in fixed.items():
-        later = [axis for axis, each in enumerate(dimensions(value) or ()) if axis and not isinstance(each, int)]
-        for axis in later:
-            follow = BatchAxes({value: BatchAxis(axis)}, None).follow(graph)
-            if any(own == batch.get(reached) for reached, own in follow.items()):
+        for axis in [axis for axis, each in enumerate(dimensions(value) or ()) if not isinstance(each, int)]:
+            own = BatchAxes({value: BatchAxis(axis)}, None).follow(graph)
+            if any(found == batch.get(reached) for reached, found in own.items()):  # as in a state of layers
                 value.meta[TIME_FIRST] = "", axis
         if size == 1 or TIME_FIRST in value.meta:
             continue
