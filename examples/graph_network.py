@@ -76,7 +76,7 @@ def model() -> onnx.ModelProto:
         last = f"n{number}"
     text = f"""<ir_version: 8, opset_import: ["": 18]>
     graph_network (float[nodes, 8] x, int64[2, edges] edge_index, int64[nodes] batch) => (float[graphs, 2] scores)
-    <int64 zero = {{0}}, int64 one = {{1}}, int64[1] end = {{-1}}, int64[1] width = {{{WIDTH}}}, float nothing = {{0}}> {{
+    <int64 zero = {{0}}, int64 one = {{1}}, int64[1] end = {{-1}}, int64[1] width = {{{WIDTH}}}> {{
         source = Gather(edge_index, zero)
         target = Gather(edge_index, one)
         places = Unsqueeze(target, end) {layers}

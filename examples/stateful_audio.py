@@ -1,8 +1,9 @@
-"""A model with a memory listens to a stream: its state goes on from batch to batch, and begins anew with each recording.
+"""A model with a memory listens to a stream: its state goes on from batch to batch, and a new recording resets it.
 
-A high beep turns a light on, a low one turns it off. The sound comes in chunks of 0.1 s, most of them noise alone; after
-each the model says whether the light is on, which it can only know from its state. The inputs `sound` [batch, samples]
-and `state` [1, batch, units] share no first axis: `fit` takes ready batches, here of a generator that carries the state.
+A high beep turns a light on, a low one turns it off. The sound comes in chunks of 0.1 s, most of them noise alone.
+After each, the model says whether the light is on, which it can only know from its state. The inputs `sound`
+[batch, samples] and `state` [1, batch, units] share no first axis: `fit` takes ready batches, here of a generator that
+carries the state.
 """
 
 from collections.abc import Iterator
