@@ -36,7 +36,7 @@ class FitOptions:
         None,
         "Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction of "
         "``data`` to hold out: ``0.2``; without ``shuffle`` the last examples. Several sets are a mapping from name to "
-        "data: their results are ``val_NAME_loss`` ..., and callbacks that watch ``val_loss`` take the first set's.",
+        "data; their results are ``val_NAME_loss`` and so on.",
         flag=Flag(
             "Data to evaluate on, or the fraction to hold out: 0.1.",
             group="Data",
@@ -76,8 +76,8 @@ class FitOptions:
     )
     steps_per_epoch: int | None = option(
         None,
-        "Steps of an epoch, by default as many as the data have batches. The next epoch goes on where this one ends, "
-        "and data that end begin again; so an iterator may be endless, and schedules know the number of steps.",
+        "Steps of an epoch; by default the batches of the data. The next epoch goes on where it ended, so that an "
+        "iterator may be endless; data that end begin again.",
         flag=Flag("Steps of an epoch.  [default: the batches of the data]", group="Training", metavar="STEPS"),
     )
     batch_size: int = option(
@@ -102,8 +102,8 @@ class FitOptions:
     metrics: Metrics = option(
         (),
         'What to measure on the validation data: names (``"accuracy,f1"``, or a list) or functions of (y_true, '
-        "y_pred), which see all data at once; by output where several have losses. Without validation data, the "
-        "training batches are measured, each before its step, as in Keras, which takes a forward pass more.",
+        "y_pred), which see all data at once; by output where several have losses. Without validation data they "
+        "measure the training batches, each before its step.",
         flag=Flag(
             "Metrics to measure, such as accuracy,f1. Also auc, top_k(5), r2 and others, or a loss by its name.",
             group="Data",

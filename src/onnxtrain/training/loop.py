@@ -163,7 +163,8 @@ class Loop:
         self._shared = options.executor.share(features or dataset)
         self._shared.check_cut(options.batch_size, shuffle=options.given.shuffle)
         self._evaluated = max(options.batch_size, 64)
-        for held_out, _ in validation.values():
+        self._held_out = {f"validation {name}".strip(" _"): held_out for name, (held_out, _) in validation.items()}
+        for held_out in self._held_out.values():
             held_out.check_cut(self._evaluated)
         self._measuring, self._of_training = measuring, [each.metric.start() for each in options.metrics]
         self._stream: Iterator[Batch] | None = None  # goes on from epoch to epoch
@@ -195,10 +196,7 @@ class Loop:
                 "batches": self._count,
                 "epochs before": self._state.epochs,
             }
-            data = {
-                "data": self._dataset,
-                **{f"validation {name}".strip(" _"): each for name, each in self._held_out()},
-            }
+            data = {"data": self._dataset, **self._held_out}
             self._executor.check_agreement({**self._identity, **asked}, data)
             if self._store is not None:
                 checkpoints.check_new()
@@ -259,7 +257,7 @@ class Loop:
             if not batch.total:
                 continue
             rate = options.rate.follow(options.rates, position.step + position.ahead)
-            if self._measuring is not None:
+            if self._measuring is not None and batch.size:
                 self._measuring.add(batch, options.metrics, self._of_training)
             executor.send_signal(self._stopping)
             with self._state.buffers.training("fit", changes=executor.config.divided):
@@ -332,9 +330,6 @@ class Loop:
         passes, done = divmod(done, count) if count else (0, done)
         read = itertools.chain.from_iterable(map(self._read_data, itertools.count(self._position.before + passes)))
         return itertools.islice(read, done, None)
-
-    def _held_out(self) -> list[tuple[str, Dataset]]:
-        return [(name, dataset) for name, (dataset, _) in self._validation.items()]
 
     def _together(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield batches; check that they end for all ranks at once, after each if their number is unknown."""
@@ -409,7 +404,7 @@ class Loop:
     def _described(self) -> dict[str, Any]:
         """Return the settings that a resumed training must share with its checkpoint, and ranks with each other."""
         options, config, names = self._options, self._executor.config, self._options.names
-        validation, steps = {name: each.describe() for name, each in self._held_out()}, options.given.steps_per_epoch
+        sets, steps = {name: each.describe() for name, each in self._held_out.items()}, options.given.steps_per_epoch
         return {
             **describe_settings(config, self._executor.objective),
             **describe_loop(
@@ -426,7 +421,7 @@ class Loop:
             "labels": None if names.labels is None else list(names.labels),
             "columns": {name: list(columns) for name, columns in names.columns.items()},
             "data": self._dataset.describe(),
-            "validation": validation.get("", validation) or None,
+            "validation": sets.get("validation", sets) or None,
             **({} if config.ema is None else {"measures_ema": options.ema}),
             **({} if steps is None else {"steps_per_epoch": steps}),
         }

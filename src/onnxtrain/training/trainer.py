@@ -311,8 +311,7 @@ class Trainer(TrainedModel):
             y: The targets, where ``data`` has none; by output where several have losses.
             validation: Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction
                 of ``data`` to hold out: ``0.2``; without ``shuffle`` the last examples. Several sets are a mapping from
-                name to data: their results are ``val_NAME_loss`` ..., and callbacks that watch ``val_loss`` take the
-                first set's.
+                name to data; their results are ``val_NAME_loss`` and so on.
             sample_weight: One weight per example [N], at least 0, or the name of the array or column of ``data`` that
                 has them. The loss is the mean over the examples of weight times loss, as in Keras; so weights of
                 another mean are a learning rate of another size. The validation loss is weighted where its examples
@@ -320,9 +319,8 @@ class Trainer(TrainedModel):
                 count all alike.
             target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
             epochs: How often to go through the data.
-            steps_per_epoch: Steps of an epoch, by default as many as the data have batches. The next epoch goes on
-                where this one ends, and data that end begin again; so an iterator may be endless, and schedules know
-                the number of steps.
+            steps_per_epoch: Steps of an epoch; by default the batches of the data. The next epoch goes on where it
+                ended, so that an iterator may be endless; data that end begin again.
             batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
                 batch size has its own, times the micro-batches of the trainer; a hint says so.
             schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an object
@@ -330,8 +328,7 @@ class Trainer(TrainedModel):
                 trainer's learning rate.
             metrics: What to measure on the validation data: names (``"accuracy,f1"``, or a list) or functions of
                 (y_true, y_pred), which see all data at once; by output where several have losses. Without validation
-                data, the training batches are measured, each before its step, as in Keras, which takes a forward pass
-                more.
+                data they measure the training batches, each before its step.
             shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
             callbacks: Called at the ends of steps and epochs.
             progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a
@@ -411,7 +408,7 @@ class Trainer(TrainedModel):
         measured = self.objective.resolve_metrics(metrics)
         check_numbers(measured)
         features = self._features(dataset, size, augment) if cache_features else None
-        history = History()
+        history, own, of_training = History(), self.objective, not held_out and not are_none(metrics)
         if best is not None and save_best is not None:
             callbacks = [*callbacks, SaveBest(best, save_best)]
         if folder is not None:
@@ -445,7 +442,7 @@ class Trainer(TrainedModel):
             dataset,
             held_out,
             features,
-            self._measuring() if measured and not held_out and not are_none(metrics) else None,
+            self._evaluator(own.forms, False, own.weights is not None, own.packed) if of_training else None,
         )
         self.executor.use_features(wanted=cache_features)
         try:
@@ -512,11 +509,6 @@ class Trainer(TrainedModel):
             evaluator.check(held_out)
             found[name] = held_out, evaluator
         return dataset, found
-
-    def _measuring(self) -> Evaluator:
-        """Return the evaluator of training batches."""
-        own = self.objective
-        return self._evaluator(own.forms, ema=False, weighted=own.weights is not None, packed=own.packed)
 
     def _schedule(self, schedule: str | Schedule | None, epochs: int, per_epoch: int | None) -> Schedule:
         from onnxtrain.training.schedules import resolve_schedule, vanishing_hint

@@ -226,8 +226,7 @@ def _last_step(graph: ir.Graph, axes: BatchAxes, steps: int) -> ir.Node | None:
     elements: dict[ir.Value, int] = {}
     states: dict[ir.Value, tuple[int, bool]] = {}  # its elements; whether it was multiplied after the last
     for node in graph:
-        slots = node.inputs[:1] if node.op_type in RECURRENT else node.inputs  # initial states are no steps
-        read = [value for value in slots if value is not None]
+        read = [each for each in (node.inputs[:1] if node.op_type in RECURRENT else node.inputs) if each is not None]
         picked = _picked(node, axes, steps)
         if picked:
             found = dict(zip(node.outputs, picked, strict=False))
@@ -305,9 +304,8 @@ def _mark_numbered(graph: ir.Graph) -> None:
 def _rows(node: ir.Node, index: ir.Value | None) -> Iterator[tuple[ir.Value, int]]:
     """Yield the value whose rows a node picks, cuts or adds up by an index, and their axis."""
     rows = node.inputs[_ROWS[node.op_type]] if node.op_type in _ROWS else None
-    axes = [integer(node, "axis", 0) + integer(node, "batch_dims", 0)]
-    if node.op_type == "Slice":
-        axes = (None if len(node.inputs) < 4 else constant_ints(node.inputs[3])) or axes
+    given = constant_ints(node.inputs[3]) if node.op_type == "Slice" and len(node.inputs) > 3 else None
+    axes = given or [integer(node, "axis", 0) + integer(node, "batch_dims", 0)]
     of_one_axis = len(axes) == 1 and (not node.op_type.endswith("ND") or (dimensions(index) or (0,))[-1] == 1)
     if rows is not None and rows is not index and dimensions(rows) and of_one_axis:
         yield rows, axes[0] % len(dimensions(rows) or ())

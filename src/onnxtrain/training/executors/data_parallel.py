@@ -241,10 +241,8 @@ class DataParallelExecutor(Executor):
 
     def checkpoint_states(self) -> dict[str, np.ndarray]:
         """Return the states for a checkpoint; all ranks call it together."""
-        return super().checkpoint_states() | self._kept_residuals()
-
-    def _kept_residuals(self) -> dict[str, np.ndarray]:
-        return {f"{name}/residual": self.communicator.gather(own) for name, own in self._residuals_of().items()}
+        residuals = {f"{name}/residual": self.communicator.gather(own) for name, own in self._residuals_of().items()}
+        return super().checkpoint_states() | residuals
 
     def load_states(self, values: Mapping[str, np.ndarray]) -> None:
         """Load the states of a checkpoint; residuals of another number of ranks are divided equally."""

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.upstream.sessions import is_foreign
 from onnxtrain.losses.base import Loss
 from onnxtrain.losses.cross_entropy import NextToken
-from onnxtrain.losses.heads import HeadMetric, LossHead, Metrics
+from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.lowering.lower import lower_entry
 from onnxtrain.lowering.training_info.recipe import StepEntry
@@ -153,10 +153,12 @@ class Evaluator:
         found: list[tuple[int, int]] = []
         unsure = [head for head in objective.heads if head.assumes_logits]
         for number, batch in self._batches(dataset, batch_size, communicator, found):
-            part, doubts = self._part(number, batch, list(losses), resolved, reading, unsure)
+            wanted = bool(resolved) or bool(unsure)  # predictions may be large
+            of_losses, updated, results = self._part(batch, losses, resolved, reading, predicts=wanted)
             if unsure:
-                self.doubts, unsure = doubts, []
-            parts.append(part)
+                self.doubts = [text for head in unsure for text in head.doubts(results[head.name])]
+                unsure = []
+            parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
                 self._add_up(parts, losses, resolved, states)
         ranks = communicator.gather_objects((parts, sum(rows for rows, _ in found), hash(tuple(found))))
@@ -188,15 +190,9 @@ class Evaluator:
         }
 
     def _part(
-        self,
-        number: int,
-        batch: Batch,
-        losses: Sequence[str],
-        metrics: Sequence[HeadMetric],
-        reading: Reading,
-        unsure: Sequence[LossHead] = (),
-    ) -> tuple[_Part, list[str]]:
-        """Measure one batch; return hints about heads whose outputs may be probabilities, too."""
+        self, batch: Batch, losses: Collection[str], metrics: Sequence[HeadMetric], reading: Reading, *, predicts: bool
+    ) -> tuple[list[tuple[float, float]], list[Any], Mapping[str, np.ndarray]]:
+        """Return losses, states of metrics and results of one batch, on request with all predictions."""
         objective, heads = self.objective, {head.name: head for head in self.objective.heads}
         feeds = objective.feeds(batch)
         padded = self._fixed is not None and batch.size < self._fixed.size
@@ -204,8 +200,7 @@ class Evaluator:
             session = self._measuring("padded", self._on_padded(batch.size))
             feeds = self._fixed.filled(feeds)
         else:
-            wanted = bool(metrics) or bool(unsure)  # predictions may be large
-            session = self._measuring("whole", objective, predictions=wanted)
+            session = self._measuring("whole", objective, predictions=predicts)
         results = session.run(feeds, reading)
         updated = []
         for _, head, metric in metrics:
@@ -214,13 +209,14 @@ class Evaluator:
             real = given[: batch.size] if padded else given
             updated.append(metric.update(metric.start(), feeds[own_head.target_name], real))
         of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
-        return _Part(number, of_losses, updated), [text for head in unsure for text in head.doubts(results[head.name])]
+        return of_losses, updated, results
 
     def add(self, batch: Batch, metrics: Sequence[HeadMetric], states: list[Any]) -> None:
         """Add a training batch to the states of metrics."""
         with self._states.reading(self._read) as reading:
             for piece in [batch] if self._fixed is None else self._fixed.pieces(iter([batch])):
-                self._add_up([self._part(0, piece, [], metrics, reading)[0]], {}, metrics, states)
+                _, updated, _ = self._part(piece, (), metrics, reading, predicts=True)
+                self._add_up([_Part(0, [], updated)], {}, metrics, states)
 
     def _batches(
         self, dataset: Dataset, batch_size: int, communicator: Communicator, found: list[tuple[int, int]]
