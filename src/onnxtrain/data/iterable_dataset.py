@@ -134,9 +134,12 @@ class IterableDataset(Dataset):
         number = -1
         for number, item in enumerate(items):
             if number >= start:
-                yield self.convert(*self._matched(item, f"batch {number}"), f"batch {number}")
+                yield self._batch(item, f"batch {number}")
         if number < 0:
             raise DataError("the data is empty: its iterator returned no batch; at least one is needed.")
+
+    def _batch(self, item: object, name: str) -> Batch:
+        return self.convert(*self._matched(item, name), name)
 
     def convert(self, inputs: Mapping[str, object], targets: object | None, name: str, *, known: bool = False) -> Batch:
         """Convert the arrays of one batch; types and shapes are checked where they differ from the last ones."""

@@ -57,8 +57,7 @@ def divide(objective: Objective) -> Divided:
     symbols = {shape[0] for value in graph.inputs if (shape := dimensions(value))} - {None}
     features = _features(frozen, trained, ends, varying, symbols)
     before = needed_for(features)
-    read = {value for node in before & frozen for value in values_read(node)} - {*varying}
-    if not any(is_float(value) and len(dimensions(value) or ()) >= 2 for value in read):
+    if not any(_is_weight(value) and value not in varying for node in before & frozen for value in values_read(node)):
         first = next((row.name for row in own.table if row.trainable), None)
         raise OptionError(
             "cache_features keeps what frozen layers compute, but no frozen layer comes before the first trained one "
@@ -79,6 +78,10 @@ def _ends(objective: Objective, values: Mapping[str, ir.Value]) -> list[ir.Value
     statistics = [values[name] for name in objective.statistics.values()]
     wide = [values[name] for name in objective.wide.values()]
     return list(dict.fromkeys([*(read or [objective.prediction]), *statistics, *wide]))
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return is_float(value) and len(dimensions(value) or ()) >= 2
 
 
 def _differs_by_step(node: ir.Node) -> bool:

@@ -241,8 +241,10 @@ class DataParallelExecutor(Executor):
 
     def checkpoint_states(self) -> dict[str, np.ndarray]:
         """Return the states for a checkpoint; all ranks call it together."""
-        residuals = {f"{name}/residual": self.communicator.gather(own) for name, own in self._residuals_of().items()}
-        return super().checkpoint_states() | residuals
+        return super().checkpoint_states() | self._kept_residuals()
+
+    def _kept_residuals(self) -> dict[str, np.ndarray]:
+        return {f"{name}/residual": self.communicator.gather(own) for name, own in self._residuals_of().items()}
 
     def load_states(self, values: Mapping[str, np.ndarray]) -> None:
         """Load the states of a checkpoint; residuals of another number of ranks are divided equally."""
