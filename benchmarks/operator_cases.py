@@ -63,6 +63,12 @@ POSITIVE = Input(("R", "C"), 0.1, 2.0)
 IMAGES = Input(("N", 16, "P", "P"))
 SEQUENCE = Input(("T", "B", 64))
 
+
+def fixed(value: Any) -> Input:
+    """An input that is the same at all sizes, such as axes."""
+    return Input((), wanted=False, make=lambda random, shape: np.asarray(value))
+
+
 NOT_TIMED = {
     **dict.fromkeys(["If", "Loop", "Scan"], "runs other operators"),
     **dict.fromkeys(
@@ -136,13 +142,18 @@ def _elementwise(torch: Any, functional: Any) -> list[Case]:
         "ThresholdedRelu": (lambda x: functional.threshold(x, 1.0, 0.0), ROWS, {}),
     }
     found = [Case(name, [x], function, attributes) for name, (function, x, attributes) in functions.items()]
-    limits = [Input((), wanted=False, make=lambda random, shape, v=v: np.float32(v)) for v in (-1.0, 1.0)]
+    limits = [fixed(np.float32(-1)), fixed(np.float32(1))]
     found.append(Case("Clip", [ROWS, *limits], lambda x, low, high: torch.clamp(x, -1.0, 1.0)))
     found.append(Case("Swish", [ROWS], functional.silu, opset=24))
     found.append(Case("Cast", [ROWS], lambda x: x.double(), {"to": 11}))
-    half = Input((), wanted=False, make=lambda random, shape: np.float32(0.5))
-    train = Input((), wanted=False, make=lambda random, shape: np.bool_(True))
-    found.append(Case("Dropout", [ROWS, half, train], lambda x, *_: functional.dropout(x, 0.5, True), form="random"))
+    found.append(
+        Case(
+            "Dropout",
+            [ROWS, fixed(np.float32(0.5)), fixed(True)],
+            lambda x, *_: functional.dropout(x, 0.5, True),
+            form="random",
+        )
+    )
     return found
 
 
@@ -150,7 +161,7 @@ def _binary(torch: Any, functional: Any) -> list[Case]:
     def condition(shape: Shape) -> Input:
         return Input(shape, wanted=False, make=lambda random, sizes: random.random(sizes) < 0.5)
 
-    same, row, column, one = Input(("R", "C"), 0.5, 2.0), Input(("C",), 0.5, 2.0), Input(("R", 1), 0.5, 2.0), Input((), 0.5, 2.0)
+    same, row, column, one = (Input(shape, 0.5, 2.0) for shape in (("R", "C"), ("C",), ("R", 1), ()))
     functions = {
         "Add": torch.add,
         "Sub": torch.sub,
@@ -166,19 +177,14 @@ def _binary(torch: Any, functional: Any) -> list[Case]:
     for name, function in functions.items():
         for form, other in (("same shape", same), ("a row", row), ("a column", column), ("a number", one)):
             found.append(Case(name, [POSITIVE, other], function, form=form))
-    square = Input((), wanted=False, make=lambda random, shape: np.float32(2))
-    found.append(Case("Pow", [ROWS, square], lambda x, _: torch.pow(x, 2.0), form="square"))
+    found.append(Case("Pow", [ROWS, fixed(np.float32(2))], lambda x, _: torch.pow(x, 2.0), form="square"))
     found.append(Case("Mod", [POSITIVE, same], torch.fmod, {"fmod": 1}, form="same shape"))
     found.append(Case("Where", [condition(("R", "C")), ROWS, ROWS], torch.where, form="same shape"))
     found.append(Case("Where", [condition(("R", "C")), ROWS, Input(())], torch.where, form="a number"))
-    masked = Input((), wanted=False, make=lambda random, shape: np.float32(-1e9))
+    masked = fixed(np.float32(-1e9))
     found.append(Case("Where", [condition(("R", 1)), ROWS, masked], torch.where, form="a mask"))
-    found.append(Case("PRelu", [Input(("N", 16, "P", "P")), Input((16, 1, 1))], lambda x, s: functional.prelu(x, s.reshape(-1))))
+    found.append(Case("PRelu", [IMAGES, Input((16, 1, 1))], lambda x, s: functional.prelu(x, s.reshape(-1))))
     return found
-
-
-def _axes(*axes: int) -> Input:
-    return Input((), wanted=False, make=lambda random, shape: np.array(axes, np.int64))
 
 
 def _reductions(torch: Any) -> list[Case]:
@@ -199,14 +205,13 @@ def _reductions(torch: Any) -> list[Case]:
         x = Input(("R", "C"), 0.9, 1.1) if name == "ReduceProd" else POSITIVE
         for form, axis in (("columns", 1), ("rows", 0)):
             peer = lambda x, _, f=function, d=axis: f(x, d)  # noqa: E731
-            found.append(Case(name, [x, _axes(axis)], peer, {"keepdims": 0}, form=form))
-    end = Input((), wanted=False, make=lambda random, shape: np.int64(1))
+            found.append(Case(name, [x, fixed([axis])], peer, {"keepdims": 0}, form=form))
+    end = fixed(1)
     found.append(Case("CumSum", [ROWS, end], lambda x, _: torch.cumsum(x, 1)))
     found.append(Case("CumProd", [Input(("R", "C"), 0.9, 1.1), end], lambda x, _: torch.cumprod(x, 1), opset=26))
     found.append(Case("Softmax", [ROWS], lambda x: torch.softmax(x, -1)))
     found.append(Case("LogSoftmax", [ROWS], lambda x: torch.log_softmax(x, -1)))
-    count = Input((), wanted=False, make=lambda random, shape: np.array([4], np.int64))
-    found.append(Case("TopK", [ROWS, count], lambda x, _: torch.topk(x, 4).values, outputs=2))
+    found.append(Case("TopK", [ROWS, fixed([4])], lambda x, _: torch.topk(x, 4).values, outputs=2))
     return found
 
 
@@ -233,8 +238,9 @@ def _linear(torch: Any, functional: Any) -> list[Case]:
 
 def _images(torch: Any, functional: Any) -> list[Case]:
     grid = Input(("N", "P", "P", 2), -1.0, 1.0)
-    sizes = Input((), wanted=False, make=lambda random, shape: np.array([1, 1, 2, 2], np.float32))
-    none = Input((), wanted=False, make=lambda random, shape: np.zeros(0, np.float32))
+    sizes, none = fixed(np.array([1, 1, 2, 2], np.float32)), fixed(np.zeros(0, np.float32))
+    nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    halves = {"kernel_shape": [2, 2], "strides": [2, 2]}
     weight = Input((16, 16, 3, 3), -0.2, 0.2)
     return [
         Case("Conv", [IMAGES, weight], lambda x, w: functional.conv2d(x, w, padding=1), {"pads": [1, 1, 1, 1]}),
@@ -246,42 +252,55 @@ def _images(torch: Any, functional: Any) -> list[Case]:
             form="depthwise",
         ),
         Case(
-            "ConvTranspose", [IMAGES, Input((16, 16, 2, 2))], lambda x, w: functional.conv_transpose2d(x, w, stride=2),
+            "ConvTranspose",
+            [IMAGES, Input((16, 16, 2, 2))],
+            lambda x, w: functional.conv_transpose2d(x, w, stride=2),
             {"strides": [2, 2]},
         ),
-        Case("AveragePool", [IMAGES], lambda x: functional.avg_pool2d(x, 2), {"kernel_shape": [2, 2], "strides": [2, 2]}),
-        Case("MaxPool", [IMAGES], lambda x: functional.max_pool2d(x, 2), {"kernel_shape": [2, 2], "strides": [2, 2]}),
-        Case("LpPool", [IMAGES], lambda x: functional.lp_pool2d(x, 2.0, 2), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        Case("AveragePool", [IMAGES], lambda x: functional.avg_pool2d(x, 2), halves),
+        Case("MaxPool", [IMAGES], lambda x: functional.max_pool2d(x, 2), halves),
+        Case("LpPool", [IMAGES], lambda x: functional.lp_pool2d(x, 2.0, 2), halves),
         Case("GlobalAveragePool", [IMAGES], lambda x: x.mean((2, 3), keepdim=True)),
         Case("GlobalMaxPool", [IMAGES], lambda x: torch.amax(x, (2, 3), keepdim=True)),
         Case("GlobalLpPool", [IMAGES], lambda x: torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True)),
         Case(
-            "Resize", [IMAGES, none, sizes], lambda x, *_: functional.interpolate(x, scale_factor=2, mode="bilinear"),
-            {"mode": "linear"}, form="linear",
+            "Resize",
+            [IMAGES, none, sizes],
+            lambda x, *_: functional.interpolate(x, scale_factor=2, mode="bilinear"),
+            {"mode": "linear"},
+            form="linear",
         ),
         Case(
-            "Resize", [IMAGES, none, sizes], lambda x, *_: functional.interpolate(x, scale_factor=2, mode="nearest"),
-            {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, form="nearest",
+            "Resize",
+            [IMAGES, none, sizes],
+            lambda x, *_: functional.interpolate(x, scale_factor=2, mode="nearest"),
+            nearest,
+            form="nearest",
         ),
         Case("GridSample", [IMAGES, grid], lambda x, g: functional.grid_sample(x, g, align_corners=False), opset=20),
         Case(
             "AffineGrid",
-            [Input((8, 2, 3)), Input((), wanted=False, make=lambda random, shape: np.array([8, 16, 24, 24], np.int64))],
-            lambda t, _: functional.affine_grid(t, [8, 16, 24, 24], align_corners=False), form="24 x 24", opset=20,
+            [Input((8, 2, 3)), fixed([8, 16, 24, 24])],
+            lambda t, _: functional.affine_grid(t, [8, 16, 24, 24], align_corners=False),
+            form="24 x 24",
+            opset=20,
         ),
         Case("DepthToSpace", [IMAGES], lambda x: functional.pixel_shuffle(x, 2), {"blocksize": 2, "mode": "CRD"}),
-        Case("SpaceToDepth", [IMAGES], lambda x: functional.pixel_unshuffle(x, 2), {"blocksize": 2}, form="order of ONNX"),
+        Case(
+            "SpaceToDepth", [IMAGES], lambda x: functional.pixel_unshuffle(x, 2), {"blocksize": 2}, form="order of ONNX"
+        ),
         Case("LRN", [IMAGES], lambda x: functional.local_response_norm(x, 5, 1e-4, 0.75, 1.0), {"size": 5}),
         Case(
             "Col2Im",
-            [Input(("N", 36, 196)), *(Input((), wanted=False, make=lambda r, s, v=v: np.array(v, np.int64)) for v in ([28, 28], [2, 2]))],
-            lambda x, *_: functional.fold(x, (28, 28), 2, stride=2), {"strides": [2, 2]},
+            [Input(("N", 36, 196)), fixed([28, 28]), fixed([2, 2])],
+            lambda x, *_: functional.fold(x, (28, 28), 2, stride=2),
+            {"strides": [2, 2]},
         ),
         Case(
             "MaxUnpool",
             [Input(("N", 4, 16, 16)), Input(("N", 4, 16, 16), wanted=False, make=_pooled)],
             lambda x, i: functional.max_unpool2d(x, i - _first(torch, i), 2),
-            {"kernel_shape": [2, 2], "strides": [2, 2]},
+            halves,
         ),
     ]
 
@@ -317,8 +336,17 @@ def _normalizations(torch: Any, functional: Any) -> list[Case]:
             form="training",
             outputs=3,
         ),
-        Case("InstanceNormalization", [IMAGES, channel, channel], lambda x, w, b: functional.instance_norm(x, weight=w, bias=b)),
-        Case("GroupNormalization", [IMAGES, channel, channel], lambda x, w, b: functional.group_norm(x, 4, w, b), {"num_groups": 4}),
+        Case(
+            "InstanceNormalization",
+            [IMAGES, channel, channel],
+            lambda x, w, b: functional.instance_norm(x, weight=w, bias=b),
+        ),
+        Case(
+            "GroupNormalization",
+            [IMAGES, channel, channel],
+            lambda x, w, b: functional.group_norm(x, 4, w, b),
+            {"num_groups": 4},
+        ),
         Case("LpNormalization", [ROWS], lambda x: functional.normalize(x, dim=-1), {"axis": -1, "p": 2}),
         Case(
             "MeanVarianceNormalization",
@@ -329,9 +357,6 @@ def _normalizations(torch: Any, functional: Any) -> list[Case]:
 
 
 def _moves(torch: Any, functional: Any) -> list[Case]:
-    def constant(*values: int) -> Input:
-        return Input((), wanted=False, make=lambda random, shape: np.array(values, np.int64))
-
     def indices(shape: Shape, below: str, last: int | None = None) -> Input:
         # drawn below the size of the axis, which is the first of the shape for tables
         return Input(shape, wanted=False, make=lambda random, sizes: random.integers(0, last or 16, sizes))
@@ -339,30 +364,52 @@ def _moves(torch: Any, functional: Any) -> list[Case]:
     return [
         Case("Concat", [ROWS, ROWS], lambda a, b: torch.cat([a, b], 1), {"axis": 1}),
         Case("Split", [ROWS], lambda x: torch.chunk(x, 2, 1)[0], {"axis": 1, "num_outputs": 2}, outputs=2),
-        Case("Slice", [ROWS, constant(8), constant(1 << 30), constant(1)], lambda x, *_: x[:, 8:]),
-        Case("Pad", [ROWS, constant(0, 2, 0, 2)], lambda x, _: functional.pad(x, (2, 2))),
-        Case("Expand", [Input(("R", 1)), constant(1, 256)], lambda x, _: x.expand(-1, 256).contiguous()),
-        Case("Tile", [ROWS, constant(2, 1)], lambda x, _: x.repeat(2, 1)),
+        Case("Slice", [ROWS, fixed([8]), fixed([1 << 30]), fixed([1])], lambda x, *_: x[:, 8:]),
+        Case("Pad", [ROWS, fixed([0, 2, 0, 2])], lambda x, _: functional.pad(x, (2, 2))),
+        Case("Expand", [Input(("R", 1)), fixed([1, 256])], lambda x, _: x.expand(-1, 256).contiguous()),
+        Case("Tile", [ROWS, fixed([2, 1])], lambda x, _: x.repeat(2, 1)),
         Case("Transpose", [ROWS], lambda x: x.T.contiguous(), {"perm": [1, 0]}),
-        Case("Reshape", [ROWS, constant(-1, 16)], lambda x, _: x.reshape(-1, 16).clone()),
+        Case("Reshape", [ROWS, fixed([-1, 16])], lambda x, _: x.reshape(-1, 16).clone()),
         Case("Flatten", [IMAGES], lambda x: x.flatten(1).clone()),
-        Case("Squeeze", [Input(("R", 1, "C")), constant(1)], lambda x, _: x.squeeze(1).clone()),
-        Case("Unsqueeze", [ROWS, constant(1)], lambda x, _: x.unsqueeze(1).clone()),
+        Case("Squeeze", [Input(("R", 1, "C")), fixed([1])], lambda x, _: x.squeeze(1).clone()),
+        Case("Unsqueeze", [ROWS, fixed([1])], lambda x, _: x.unsqueeze(1).clone()),
         Case("Gather", [Input((512, "C")), indices(("R",), "R", 512)], lambda x, i: functional.embedding(i, x)),
         Case("GatherElements", [ROWS, indices(("R", "C"), "C")], lambda x, i: torch.gather(x, 1, i), {"axis": 1}),
         Case("GatherND", [Input((16, 16, "C")), indices(("R", 2), "R")], lambda x, i: x[i[:, 0], i[:, 1]]),
-        Case("ScatterElements", [ROWS, indices(("R", 8), "C"), Input(("R", 8))],
-             lambda x, i, u: x.scatter_add(1, i, u), {"axis": 1, "reduction": "add"}, form="add"),
-        Case("ScatterND", [Input((512, "C")), indices(("R", 1), "R", 512), ROWS],
-             lambda x, i, u: x.index_add(0, i[:, 0], u), {"reduction": "add"}, form="add", opset=18),
-        Case("Compress", [ROWS, Input(("R",), wanted=False, make=lambda random, shape: np.arange(shape[0]) % 2 == 0)],
-             lambda x, c: x[c], {"axis": 0}),
+        Case(
+            "ScatterElements",
+            [ROWS, indices(("R", 8), "C"), Input(("R", 8))],
+            lambda x, i, u: x.scatter_add(1, i, u),
+            {"axis": 1, "reduction": "add"},
+            form="add",
+        ),
+        Case(
+            "ScatterND",
+            [Input((512, "C")), indices(("R", 1), "R", 512), ROWS],
+            lambda x, i, u: x.index_add(0, i[:, 0], u),
+            {"reduction": "add"},
+            form="add",
+            opset=18,
+        ),
+        Case(
+            "Compress",
+            [ROWS, Input(("R",), wanted=False, make=lambda random, shape: np.arange(shape[0]) % 2 == 0)],
+            lambda x, c: x[c],
+            {"axis": 0},
+        ),
         Case("Trilu", [Input(("N", "T", "T"))], torch.tril, {"upper": 0}),
-        Case("ReverseSequence", [SEQUENCE, Input(("B",), wanted=False, make=lambda random, shape: np.full(shape, 16))],
-             lambda x, n: torch.cat([x[:16].flip(0), x[16:]]), {"time_axis": 0, "batch_axis": 1}),
-        Case("RotaryEmbedding",
-             [Input(("B", 4, "T", 32)), Input(("B", "T", 16), wanted=False), Input(("B", "T", 16), wanted=False)],
-             lambda x, c, s: _rotated(torch, x, c[:, None], s[:, None]), opset=23),
+        Case(
+            "ReverseSequence",
+            [SEQUENCE, Input(("B",), wanted=False, make=lambda random, shape: np.full(shape, 16))],
+            lambda x, n: torch.cat([x[:16].flip(0), x[16:]]),
+            {"time_axis": 0, "batch_axis": 1},
+        ),
+        Case(
+            "RotaryEmbedding",
+            [Input(("B", 4, "T", 32)), Input(("B", "T", 16), wanted=False), Input(("B", "T", 16), wanted=False)],
+            lambda x, c, s: _rotated(torch, x, c[:, None], s[:, None]),
+            opset=23,
+        ),
     ]
 
 
@@ -375,7 +422,8 @@ def _recurrent(torch: Any) -> list[Case]:
     found = []
     for name, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
         module = getattr(torch.nn, name)(64, 64)
-        weights = [Input((1, gates * 64, 64), -0.1, 0.1), Input((1, gates * 64, 64), -0.1, 0.1), Input((1, gates * 128), -0.1, 0.1)]
+        shapes = ((1, gates * 64, 64), (1, gates * 64, 64), (1, gates * 128))
+        weights = [Input(shape, -0.1, 0.1) for shape in shapes]
 
         def peer(x: Any, w: Any, r: Any, b: Any, module: Any = module, half: int = gates * 64) -> Any:
             names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
@@ -396,12 +444,21 @@ def _losses(functional: Any) -> list[Case]:
 
 
 def _signals(torch: Any) -> list[Case]:
-    def number(value: int) -> Input:
-        return Input((), wanted=False, make=lambda random, shape: np.int64(value))
-
     window = Input((64,), wanted=False, make=lambda random, shape: np.hanning(*shape).astype(np.float32))
     return [
-        Case("DFT", [Input(("R", 256, 1))], lambda x: torch.view_as_real(torch.fft.fft(x[..., 0])), {"axis": 1}, opset=19),
-        Case("STFT", [Input(("B", 1024, 1)), number(32), window, number(64)],
-             lambda x, s, w, n: torch.view_as_real(torch.stft(x[..., 0], 64, 32, window=w, center=False, return_complex=True)).transpose(1, 2)),
+        Case(
+            "DFT", [Input(("R", 256, 1))], lambda x: torch.view_as_real(torch.fft.fft(x[..., 0])), {"axis": 1}, opset=19
+        ),
+        Case(
+            "STFT", [Input(("B", 1024, 1)), fixed(32), window, fixed(64)], lambda x, s, w, n: _short_time(torch, x, w)
+        ),
     ]
+
+
+def _short_time(torch: Any, x: Any, window: Any) -> Any:
+    found = torch.stft(x[..., 0], 64, 32, window=window, center=False, return_complex=True)
+    return torch.view_as_real(found).transpose(1, 2)
+
+
+def _whole(torch: Any, x: Any) -> Any:
+    return torch.view_as_real(torch.fft.fft(x[..., 0]))

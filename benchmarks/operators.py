@@ -22,17 +22,18 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper
-
 from harness import machine_line, make_parser, table, write_report
+from onnx import helper
+from operator_cases import SIZES, Case, cases
+from step import geometric_mean
+
 from onnxtrain import custom_ops_library, testing
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
-from operator_cases import SIZES, Case, cases
-from step import geometric_mean
 
 DOMAIN = "benchmarks"
+Step = Callable[[], object]
 
 
 @register_gradient("Seed", domain=DOMAIN)
@@ -53,14 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="*", help="pattern of operators or cases")
     parser.add_argument("--sizes", default=",".join(SIZES), help="sizes, separated by commas")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
-    parser.add_argument("--results", type=Path, default=Path("build/benchmarks/operators.jsonl"), help="file of results")
+    kept = Path("build/benchmarks/operators.jsonl")
+    parser.add_argument("--results", type=Path, default=kept, help="file of results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    chosen = [case for case in cases() if any(fnmatch.fnmatch(name, options.only) for name in (case.operator, case.name))]
+    chosen = [c for c in cases() if fnmatch.fnmatch(c.operator, options.only) or fnmatch.fnmatch(c.name, options.only)]
     sizes = options.sizes.split(",")
     if options.quick:
-        chosen, sizes, options.rounds = [case for case in chosen if case.operator in ("Relu", "Add", "Einsum")], sizes[:1], 1
+        chosen = [case for case in chosen if case.operator in ("Relu", "Add", "Einsum")]
+        sizes, options.rounds = sizes[:1], 1
     options.results.parent.mkdir(parents=True, exist_ok=True)
     found = _read(options.results)
     for case in chosen:
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found[case.name, size] = measured(case, size, options.rounds)
                 with options.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"case": case.name, "size": size, **found[case.name, size]}) + "\n")
-                print(case.name, size, *(f"{key} {value:.3g}" for key, value in found[case.name, size].items()), flush=True)
+                print(case.name, size, *(f"{k} {v:.3g}" for k, v in found[case.name, size].items()), flush=True)
     write_report(_report(found, [case.name for case in chosen], sizes), options.output)
     return 0
 
@@ -82,9 +85,11 @@ def _read(path: Path) -> dict[tuple[str, str], dict[str, float]]:
 
 def _report(found: dict[tuple[str, str], dict[str, float]], names: Sequence[str], sizes: Sequence[str]) -> str:
     """The cases above PyTorch's time, the slowest first, and what holds for all."""
-    ratios = {key: entry["ours"] / entry["torch"] for key, entry in found.items() if key[0] in names and key[1] in sizes}
+    kept = {key: entry for key, entry in found.items() if key[0] in names and key[1] in sizes}
+    ratios = {key: entry["ours"] / entry["torch"] for key, entry in kept.items()}
     slower = sorted((key for key, ratio in ratios.items() if ratio > 1), key=lambda key: -ratios[key])
-    rows = [[*key, f"{1e3 * found[key]['ours']:.3g}", f"{1e3 * found[key]['torch']:.3g}", f"{ratios[key]:.2f}"] for key in slower]
+    times = {key: [f"{1e3 * kept[key][side]:.3g}" for side in ("ours", "torch")] for key in slower}
+    rows = [[*key, *times[key], f"{ratios[key]:.2f}"] for key in slower]
     means = ", ".join(
         f"{size} {geometric_mean([ratio for key, ratio in ratios.items() if key[1] == size]):.2f}"
         for size in sizes
@@ -93,8 +98,8 @@ def _report(found: dict[tuple[str, str], dict[str, float]], names: Sequence[str]
     above = sum(ratio > 1.2 for ratio in ratios.values())
     return (
         f"{table(['case', 'size', 'onnxtrain, ms', 'PyTorch, ms', 'ratio'], rows)}\n\n"
-        f"{len(ratios)} measurements; geometric means: {means}. {len(slower)} above 1.0, {above} above 1.2. Forward and "
-        f"backward, processor time on one thread, the median of rounds. {machine_line()}"
+        f"{len(ratios)} measurements; geometric means: {means}. {len(slower)} above 1.0, {above} above 1.2. Forward "
+        f"and backward, processor time on one thread, the median of rounds. {machine_line()}"
     )
 
 
@@ -126,7 +131,7 @@ def _repetitions(step: Callable[[], object]) -> int:
     return max(1, min(20_000, int(SECONDS / once)))
 
 
-def _torch_step(case: Case, arrays: Sequence[np.ndarray], random: np.random.Generator) -> tuple[Callable[[], object], dict[str, Any]]:
+def _torch_step(case: Case, arrays: Sequence[np.ndarray], random: np.random.Generator) -> tuple[Step, dict[str, Any]]:
     import torch
 
     tensors = [torch.from_numpy(np.array(array)) for array in arrays]
@@ -145,7 +150,7 @@ def _torch_step(case: Case, arrays: Sequence[np.ndarray], random: np.random.Gene
     return step, {"cotangent": cotangent, "y": y.detach().numpy(), "gradients": [g.numpy() for g in step()]}
 
 
-def _session_step(case: Case, arrays: Sequence[np.ndarray], cotangent: np.ndarray) -> tuple[Callable[[], object], dict[str, Any]]:
+def _session_step(case: Case, arrays: Sequence[np.ndarray], cotangent: np.ndarray) -> tuple[Step, dict[str, Any]]:
     names = [f"x{index}" for index in range(len(arrays))]
     given = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
@@ -165,9 +170,11 @@ def _session_step(case: Case, arrays: Sequence[np.ndarray], cotangent: np.ndarra
         helper.make_node(case.operator, names, outputs, **case.attributes),
         helper.make_node("Seed", ["y0", "cotangent"], ["objective"], domain=DOMAIN),
     ]
-    ends = [helper.make_tensor_value_info("y0", kind, cotangent.shape), helper.make_tensor_value_info("objective", kind, [])]
+    shapes = {"y0": cotangent.shape, "objective": ()}
+    ends = [helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items()]
     graph = helper.make_graph(nodes, "case", given, ends, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset), helper.make_opsetid(DOMAIN, 1)], ir_version=10)
+    opsets = [helper.make_opsetid("", case.opset), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     wanted = [name for name, x in zip(names, case.inputs, strict=True) if x.wanted]
     lowered = testing.projected_gradient(model, wanted, {"objective": np.ones((), cotangent.dtype)}, kernels=True)
     del lowered.graph.output[1]  # the objective
@@ -206,7 +213,8 @@ def _check(case: Case, results: dict[str, Any], expected: dict[str, Any]) -> Non
     """Both sides compute the same, unless the case has another order of its values, or draws numbers."""
     if case.form in ("order of ONNX", "random"):
         return
-    for ours, theirs in zip([results["y"], *results["gradients"]], [expected["y"], *expected["gradients"]], strict=True):
+    pairs = [(results["y"], expected["y"]), *zip(results["gradients"], expected["gradients"], strict=True)]
+    for ours, theirs in pairs:
         limit = 1e-3 * max(1.0, float(np.abs(theirs).max()))
         if ours.size != theirs.size or not np.allclose(ours.reshape(theirs.shape), theirs, rtol=1e-3, atol=limit):
             raise SystemExit(f"{case.name} computes something else than PyTorch's function; mend the case.")

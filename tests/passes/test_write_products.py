@@ -11,11 +11,30 @@ from onnx import helper
 from onnxtrain import custom_ops_library, testing
 
 SIZES = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 2, "f": 3}
-EQUATIONS = (
-    ["ab,bc->ac", "ab,cb->ac", "abc,dca->bda", "abc,acd->abd", "abc,cdb->adc", "abcd,aecd->acbe", "abc,cd->abcd"]
-    + ["ab,ab->", "ab,ab->a", "a,b->ab", "abcd,abcd->abd", "abc,bd->cd", "abcd,cdef->abef", "abc,c->ab", "ab,bc"]
-    + ["abcd,abe->acde", "abc,abd->cd", "ab,bc->ca", "a,a->", "a,a->a", "ab,cd->ac", "ab,b->b"]
-)
+EQUATIONS = [
+    "ab,bc->ac",
+    "ab,cb->ac",
+    "abc,dca->bda",
+    "abc,acd->abd",
+    "abc,cdb->adc",
+    "abcd,aecd->acbe",
+    "abc,cd->abcd",
+    "ab,ab->",
+    "ab,ab->a",
+    "a,b->ab",
+    "abcd,abcd->abd",
+    "abc,bd->cd",
+    "abcd,cdef->abef",
+    "abc,c->ab",
+    "ab,bc",
+    "abcd,abe->acde",
+    "abc,abd->cd",
+    "ab,bc->ca",
+    "a,a->",
+    "a,a->a",
+    "ab,cd->ac",
+    "ab,b->b",
+]
 OTHERS = ["aab,bc->ac", "ab,bc,cd->ad", "...b,bc->...c", "ab->ba"]
 
 
