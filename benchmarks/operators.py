@@ -21,18 +21,21 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from harness import machine_line, make_parser, table, write_report
 from onnx import helper
 from operator_cases import SIZES, Case, cases
 from step import geometric_mean
 
-from onnxtrain import custom_ops_library, testing
+from onnxtrain import custom_ops_library
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.pipeline import lower_graph
 
-DOMAIN = "benchmarks"
+DOMAIN, TRAINING = "benchmarks", "ai.onnx.preview.training"
 Step = Callable[[], object]
 
 
@@ -170,17 +173,22 @@ def _session_step(case: Case, arrays: Sequence[np.ndarray], cotangent: np.ndarra
         helper.make_node(case.operator, names, outputs, **case.attributes),
         helper.make_node("Seed", ["y0", "cotangent"], ["objective"], domain=DOMAIN),
     ]
-    shapes = {"y0": cotangent.shape, "objective": ()}
-    ends = [helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items()]
-    graph = helper.make_graph(nodes, "case", given, ends, constants)
-    opsets = [helper.make_opsetid("", case.opset), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     wanted = [name for name, x in zip(names, case.inputs, strict=True) if x.wanted]
-    lowered = testing.projected_gradient(model, wanted, {"objective": np.ones((), cotangent.dtype)}, kernels=True)
-    del lowered.graph.output[1]  # the objective
-    keep = [entry for entry in lowered.graph.node if entry.domain != DOMAIN and "objective" not in entry.input]
-    del lowered.graph.node[:]
-    lowered.graph.node.extend(keep)
+    gradients = [f"{name}_grad" for name in wanted]
+    nodes.append(helper.make_node("Gradient", wanted, gradients, domain=TRAINING, xs=wanted, y="objective"))
+    ends = [helper.make_tensor_value_info("y0", kind, cotangent.shape)]
+    shapes = {name: array.shape for name, array in zip(names, arrays, strict=True)}
+    ends += [
+        helper.make_tensor_value_info(
+            f"{name}_grad", helper.np_dtype_to_tensor_dtype(arrays[names.index(name)].dtype), shapes[name]
+        )
+        for name in wanted
+    ]
+    objective = helper.make_tensor_value_info("objective", kind, [])
+    graph = helper.make_graph(nodes, "case", given, ends, constants, value_info=[objective])
+    opsets = [helper.make_opsetid("", case.opset), *(helper.make_opsetid(domain, 1) for domain in (DOMAIN, TRAINING))]
+    model = ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    lowered = ir.to_proto(infer_shapes(lower_graph(infer_shapes(model), kernels=True)))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     options.register_custom_ops_library(str(custom_ops_library()))
