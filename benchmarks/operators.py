@@ -25,8 +25,8 @@ import onnx_ir as ir
 import onnxruntime
 from harness import machine_line, make_parser, table, write_report
 from onnx import helper
-from operator_cases import SIZES, Case, cases
 from step import geometric_mean
+from timed_operators import SIZES, Case, cases
 
 from onnxtrain import custom_ops_library
 from onnxtrain.autodiff.node import Node

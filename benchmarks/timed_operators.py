@@ -450,7 +450,10 @@ def _signals(torch: Any) -> list[Case]:
             "DFT", [Input(("R", 256, 1))], lambda x: torch.view_as_real(torch.fft.fft(x[..., 0])), {"axis": 1}, opset=19
         ),
         Case(
-            "STFT", [Input(("B", 1024, 1)), fixed(32), window, fixed(64)], lambda x, s, w, n: _short_time(torch, x, w)
+            "STFT",
+            [Input(("B", 1024, 1)), fixed(32), window, fixed(64)],
+            lambda x, s, w, n: _short_time(torch, x, w),
+            {"onesided": 1},
         ),
     ]
 
