@@ -15,6 +15,7 @@ import onnxtrain
 from onnxtrain import Trainer
 from onnxtrain.cli import main
 from onnxtrain.training.examples import mlp, points
+from distributed.threads import in_threads
 from sentences import raises_sentence
 
 X, Y = points()
@@ -155,3 +156,18 @@ def test_the_command_line_takes_steps_and_metrics(tmp_path: Path, capsys: pytest
                  "--loss", "cross_entropy", "--steps-per-epoch", "3", "--metrics", "accuracy"]  # fmt: skip
     assert not main([str(argument) for argument in arguments])
     assert "accuracy" in "".join(capsys.readouterr())
+
+
+def test_ranks_have_the_rows_of_one_process() -> None:
+    options: dict[str, Any] = {"epochs": 2, "steps_per_epoch": 4, "metrics": "accuracy", "progress": False}
+    options |= {"shuffle": False, "batch_size": SIZE}
+    of_ranks = in_threads(2, lambda rank: trainer(distributed=rank, threads=1).fit(X, Y, **options).rows)
+    alone = trainer().fit(X, Y, **options).rows
+    with_sets = in_threads(
+        2, lambda rank: trainer(distributed=rank, threads=1).fit(X, Y, validation=SETS, **options).rows
+    )
+    for rows in of_ranks:
+        for row, other in zip(rows, alone, strict=True):
+            assert row["accuracy"] == pytest.approx(other["accuracy"])
+            assert row["loss"] == pytest.approx(other["loss"], rel=1e-5)
+    assert with_sets[0][-1]["val_noisy_loss"] == with_sets[1][-1]["val_noisy_loss"] > 0
