@@ -12,10 +12,10 @@ import pytest
 from onnxtrain.callbacks import Callback, EarlyStopping
 
 import onnxtrain
+from distributed.threads import in_threads
 from onnxtrain import Trainer
 from onnxtrain.cli import main
 from onnxtrain.training.examples import mlp, points
-from distributed.threads import in_threads
 from sentences import raises_sentence
 
 X, Y = points()

@@ -366,3 +366,31 @@ def test_batches_of_pytorch_geometric() -> None:
     trainer = fitted(own, graphs, target="y")
     np.testing.assert_allclose(trainer.predict(Loader(graphs)), own.predictions, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
     assert trainer.evaluate(graphs, target="y")["loss"] == pytest.approx(own.after, rel=1e-5)
+
+
+def test_examples_that_numbers_choose_from_within_are_still_cut() -> None:
+    """The last token of each row, as in CLIP, and one-hot rows: indices stay within their example."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+
+    class LastToken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+        def forward(self, text: Any, lengths: Any) -> Any:
+            h = self.table(text)
+            first = h[torch.arange(text.shape[0]), text.argmax(-1)]
+            second = h.gather(1, (lengths - 1).view(-1, 1, 1).expand(-1, 1, 8)).squeeze(1)
+            return self.head(first + second + torch.zeros(text.shape[0], 8).scatter(1, lengths.unsqueeze(1), 1.0))
+
+    file, rng = io.BytesIO(), np.random.default_rng(0)
+    x = {"text": rng.integers(0, 20, (6, 5)), "lengths": rng.integers(1, 6, 6)}
+    torch.onnx.export(
+        LastToken().eval(), tuple(map(torch.from_numpy, x.values())), file, dynamo=False, input_names=list(x),
+        output_names=["y"], dynamic_axes={"text": {0: "n", 1: "t"}, "lengths": {0: "n"}}, opset_version=17,
+    )  # fmt: skip
+    trainer = Trainer(onnx.load_from_string(file.getvalue()), loss="cross_entropy")
+    assert trainer.objective.time_first is None
+    np.testing.assert_allclose(trainer.predict(x, batch_size=4), trainer.predict(x), rtol=1e-4, atol=1e-6)
+    assert trainer.fit(x, rng.integers(0, 3, 6), batch_size=4, progress=False).rows[-1]["step"] == 2
