@@ -12,6 +12,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
+from onnxtrain.operators.registry import OPTIMIZERS
 
 OPERATOR = "Elementwise"
 
@@ -24,7 +25,7 @@ WRITTEN: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "Celu": ("Div x alpha; Exp s0; Sub s1 1; Mul s2 alpha; Less x 0; Where s4 s3 x", {"alpha": 1}),
     "Elu": ("Exp x; Sub s0 1; Mul s1 alpha; Less x 0; Where s3 s2 x", {"alpha": 1}),
     "HardSigmoid": ("Mul x alpha; Add s0 beta; Min s1 1; Relu s2", {"alpha": 0.2, "beta": 0.5}),
-    "HardSwish": ("Div x 6; Add s0 0.5; Min s1 1; Relu s2; Mul x s3", {}),
+    "HardSwish": ("Mul x 0.16666666666666666; Add s0 0.5; Min s1 1; Relu s2; Mul x s3", {}),
     "LeakyRelu": ("Mul x alpha; Less x 0; Where s1 s0 x", {"alpha": 0.01}),
     "Selu": (
         "Exp x; Sub s0 1; Mul s1 alpha; Less x 0; Where s3 s2 x; Mul s4 gamma",
@@ -77,7 +78,7 @@ class _Chains:
         if last not in self.fitting or _is_truth(match.y):
             return "it is not elementwise in one shape"
         chain = self._grown(last)
-        if len(chain) == 1 and last.op_type not in _ALONE:
+        if len(chain) == 1 and (last.op_type not in _ALONE or _masks_gradient(match.y)):
             return "no other node fits before it"
         if all(_is_truth(value) or dimensions(value) != dimensions(match.y) for value in _inputs(chain, chain)):
             return "no number that it reads has the shape of the result"
@@ -115,6 +116,11 @@ class _Chains:
             readers = (reader for reader in value.consumers() if reader is not node and reader not in chain)
             kept += not value.is_graph_output() and all(self.order.get(reader, -1) < end for reader in readers)
         return kept > 1
+
+
+def _masks_gradient(value: ir.Value) -> bool:
+    """Return whether an optimizer reads a value: its update applies the mask."""
+    return any(reader.op_type in OPTIMIZERS for reader in value.consumers())
 
 
 def _computes(node: ir.Node) -> bool:

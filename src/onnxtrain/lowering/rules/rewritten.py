@@ -149,8 +149,8 @@ def _emit_reduction(op: Builder, match: Match) -> Value:
         clipped = op.Clip(op.ReduceMax(x, axes, keepdims=1), least, most)
         top = op.StopGradient(clipped, domain=ONNXTRAIN_DOMAIN).with_shape(clipped.shape)
         top.ir.dtype = x.dtype
-        total = op.Log(op.ReduceSum(op.Exp(x - top), axes, keepdims=1)) + top
-        return total if keeps else op.Squeeze(total, axes)
+        # The second reduction is over axes of size one.
+        return op.Log(op.ReduceSum(op.Exp(x - top), axes, keepdims=keeps)) + op.ReduceSum(top, axes, keepdims=keeps)
     terms = {"ReduceL1": op.Abs, "ReduceLogSum": lambda x: x, "ReduceSumSquare": lambda x: x * x}
     total = op.ReduceSum(terms[match.nodes[0].op_type](x), axes, keepdims=keeps)
     return op.Log(total) if match.nodes[0].op_type == "ReduceLogSum" else total
