@@ -139,9 +139,9 @@ def _emit(op: Builder, match: Match) -> Value:
     for node in chain:
         total, *others = [names[value] for value in node.inputs if value is not None]
         if node.op_type in WRITTEN:
-            first = len(steps)
-            for operator, *words in _written(node):
-                read = {"x": total} | {f"s{place}": f"s{first + place}" for place in range(len(steps) - first)}
+            start = len(steps)
+            for operator, words in _written(node):
+                read = {"x": total} | {f"s{place}": f"s{start + place}" for place in range(len(steps) - start)}
                 steps.append(" ".join([operator, *(read[w] if isinstance(w, str) else names[w] for w in words)]))
         elif node.op_type != "Sum":
             steps.append(" ".join([node.op_type, total, *others]))
@@ -156,12 +156,12 @@ def _emit(op: Builder, match: Match) -> Value:
     return emit(op, OPERATOR, *given, *constants, like=[None], program=";".join(steps))[0]
 
 
-def _written(node: ir.Node) -> list[list[str | float]]:
+def _written(node: ir.Node) -> list[tuple[str, list[str | float]]]:
     """The steps of an operator that a chain has as several: operator and operands, of which some are numbers."""
     text, defaults = WRITTEN[node.op_type]
     given = {name: node.attributes.get_float(name, default) for name, default in defaults.items()}
     steps = [step.split() for step in text.split(";")]
-    return [[operator, *(_operand(word, given) for word in words)] for operator, *words in steps]
+    return [(operator, [_operand(word, given) for word in words]) for operator, *words in steps]
 
 
 def _operand(word: str, given: Mapping[str, float]) -> str | float:
@@ -172,7 +172,7 @@ def _numbers(node: ir.Node) -> list[float]:
     """The constants that the steps of a node read."""
     if node.op_type not in WRITTEN:
         return []
-    return [word for _, *words in _written(node) for word in words if not isinstance(word, str)]
+    return [word for _, words in _written(node) for word in words if not isinstance(word, str)]
 
 
 def _inputs(nodes: Iterable[ir.Node], chain: Sequence[ir.Node]) -> list[ir.Value]:
