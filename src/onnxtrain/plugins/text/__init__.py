@@ -20,6 +20,7 @@ def register() -> None:
         register_loss(name, f"{__name__}.preference_losses:{loss}")
     for name, loss in {"multiple_negatives": "MultipleNegatives", "listnet": "ListNet", "ranknet": "RankNet"}.items():
         register_loss(name, f"{__name__}.ranking_losses:{loss}")
+    register_loss("grpo", f"{__name__}.policy_loss:GRPO")
     for metric in ("chosen", "rejected", "margins", "accuracies"):
         register_metric(f"rewards/{metric}", f"{__name__}.preference_losses:{metric.upper()}")
     register_callback("samples", f"{__name__}.samples:Samples")
