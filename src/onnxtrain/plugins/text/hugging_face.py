@@ -6,8 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,8 @@ from onnxtrain.adapters.full_tensors import bias_of, module_tensors, names_in_ch
 from onnxtrain.adapters.layers import Layer, Target
 from onnxtrain.adapters.merging import add_to_weight
 from onnxtrain.adapters.values import evaluate, matrix
+from onnxtrain.data.files import map_safetensors
+from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.errors import ModelError
 from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.spelling import checks_arguments
@@ -57,7 +59,7 @@ _TRANSPOSED: Final = {
 """Weights that a checkpoint has as [inputs, outputs], by ``model_type``."""
 
 _EMBEDDING: Final = re.compile(r"(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
-_HEAD: Final = re.compile(r"^(lm_head|embed_out)\.weight$")
+_HEAD: Final = re.compile(r"^(language_model\.)?(lm_head|embed_out)\.weight$")
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ def save_checkpoint(
     for target, entry in zip(targets, found.entries.values(), strict=True):
         adapted.setdefault(id(target.layer.node), []).append((target, entry))
     tensors = _without_wrapper(list(_tensors(base, architecture, adapted)))
-    _check_complete(base, tensors, str(output))
+    _check_complete(base, tensors, architecture, str(output))
+    tensors = _with_others(tensors, source, str(output))
     transposed = _TRANSPOSED.get(str(config.get("model_type")))
     path = Path(output)
     path.mkdir(parents=True, exist_ok=True)
@@ -149,7 +152,7 @@ def _config(
 
 
 def _tensors(
-    base: BaseModel, architecture: Architecture, adapted: Mapping[int, list[tuple[Target, Entry]]]
+    base: BaseModel, architecture: Architecture, adapted: Mapping[int, Sequence[tuple[Target, Entry]]]
 ) -> Iterator[_Tensor]:
     """Yield the tensors of all layers and of other modules, under the names of the checkpoint."""
     parts: dict[str, _Tensor] = {}
@@ -182,6 +185,14 @@ def _tensors(
                 sources = frozenset[str]().union(*(one.sources for one in given))
                 parts[whole] = _Tensor(whole, sum(one.size for one in given), partial(_joined, given), sources)
     yield from parts.values()
+    for node in base.graph:  # the builder's embedding of low-bit weights, which are those of the head
+        if node.op_type == "GatherBlockQuantized":
+            read = _initializer(node.inputs[0])
+            head = next((layer for layer in base.layers if layer.weight is read), None)
+            if head is not None:
+                name = f"{architecture.in_checkpoint('model.embed_tokens')}.weight"
+                plain = partial(_weight, partial(_merged, head, ()), Target(head))
+                yield _Tensor(name, head.inputs * head.outputs * 4, plain, frozenset([str(head.weight.name)]))
     for name, value in base.graph.initializers.items():
         if name in of_layers or not is_float(value):
             continue
@@ -191,7 +202,14 @@ def _tensors(
                 yield _Tensor(tensor.names[0], size, tensor.in_checkpoint, frozenset([str(name)]))
 
 
-def _merged(layer: Layer, adapted: list[tuple[Target, Entry]]) -> Array:
+def _initializer(value: ir.Value | None) -> ir.Value | None:
+    """Return the initializer behind views of it."""
+    while value is not None and (node := value.producer()) is not None:
+        value = node.inputs[0] if node.op_type in ("Reshape", "Identity") else None
+    return value
+
+
+def _merged(layer: Layer, adapted: Sequence[tuple[Target, Entry]]) -> Array:
     """Return the weight of a layer with its adapters: [inputs, outputs]; [rows, outputs] of an embedding."""
     found = np.array(matrix(layer), np.float32)
     for target, entry in adapted:
@@ -219,22 +237,51 @@ def _without_wrapper(tensors: list[_Tensor]) -> list[_Tensor]:
     return [_Tensor(one.name.removeprefix(found), one.size, one.make, one.sources) for one in inside]
 
 
-def _check_complete(base: BaseModel, tensors: list[_Tensor], label: str) -> None:
+def _check_complete(base: BaseModel, tensors: list[_Tensor], architecture: Architecture, label: str) -> None:
     """Refuse a model with parameters that no tensor of the checkpoint holds."""
     held = frozenset[str]().union(*(one.sources for one in tensors))
     model = base.file.training_model()
+    remove_cache_inputs(model)
     trained = [row.name for row in parameter_table(model, None) if row.trainable]
+    if not architecture.norms:  # the checkpoint has none, the builder writes ones
+        trained = [name for name in trained if not architecture.is_norm(name)]
     if missing := [name for name in trained if name not in held]:
         raise ModelError(
             f"{label!r} cannot be a checkpoint of transformers: the model does not say which module has "
             f"{listed(missing, 3)}; write the model as .onnx."
         ).about(label, got=missing)
+    if not any(_EMBEDDING.search(one.name) for one in tensors):
+        raise ModelError(
+            f"{label!r} cannot be a checkpoint of transformers: the model has no embedding in floating point, or "
+            "in those of its head; write the model as .onnx."
+        ).about(label)
     if not any(_ROOT.match(one.name) for one in tensors):
         shown = listed([one.name for one in tensors], 3) if tensors else "none"
         raise ModelError(
             f"{label!r} cannot be a checkpoint of transformers: the names of the weights ({shown}) are those of no "
             "language model that it exports; write the model as .onnx."
         ).about(label)
+
+
+def _with_others(tensors: list[_Tensor], source: Path, label: str) -> list[_Tensor]:
+    """Add what only the checkpoint has, such as a vision tower; refuse names that it does not have."""
+    known: dict[str, Array] = {}
+    for file in sorted(source.glob("*.safetensors")):
+        known |= map_safetensors(file)
+    if not known or source.resolve() == Path(label).resolve():
+        return tensors
+    former = [one.name.replace("model.language_model.", "language_model.model.", 1) for one in tensors]
+    former = [f"language_model.{name}" if _HEAD.search(name) else name for name in former]
+    tensors = [replace(one, name=name) if name in known else one for one, name in zip(tensors, former, strict=True)]
+    own = {one.name for one in tensors}
+    if strange := sorted(name for name in own - known.keys() if not _HEAD.search(name)):
+        raise ModelError(
+            f"{label!r} cannot be a checkpoint of transformers: {str(source)!r} has no {listed(strange, 3)}; give the "
+            "checkpoint that the model was exported from (base_model=), or write the model as .onnx."
+        ).about(label, got=strange)
+    others = [name for name in known if name not in own and not _HEAD.search(name)]
+    made = [_Tensor(name, known[name].size * 4, partial(np.asarray, known[name]), frozenset()) for name in others]
+    return [*tensors, *made]
 
 
 def _write(folder: Path, tensors: list[_Tensor], transposed: re.Pattern[str] | None) -> bool:
