@@ -99,7 +99,7 @@ def test_transformers_computes_the_same_logits(tmp_path, name, dynamo):
     assert np.abs(onnxtrain.predict(path, IDS) - ours).max() > 0.01
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["tied llama", "gpt2", "gemma"])
 def test_models_trained_in_full(tmp_path, name):
     """A head that is trained apart from its embedding is no longer tied to it."""
@@ -113,6 +113,7 @@ def test_models_trained_in_full(tmp_path, name):
     np.testing.assert_allclose(loaded(tmp_path / "whole"), trainer.predict(IDS), atol=1e-5)
 
 
+@pytest.mark.sweep
 def test_large_checkpoints_are_divided(tmp_path, monkeypatch):
     path = exported(tmp_path, "llama")
     monkeypatch.setattr("onnxtrain.plugins.text.hugging_face._SHARD", 20_000)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -163,6 +166,19 @@ def test_a_batch_continues_as_each_row_alone(tmp_path, fixed):
 def test_refusals(folder, options, error, message):
     with pytest.raises(error, match=message):
         train(trainer(folder), **options)
+
+
+def test_the_python_of_the_page(folder, monkeypatch, tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "language_models.md").read_text()
+    (block,) = re.findall(r"```py\n(.*?)```", page.partition("## Reinforcement")[2].partition("\n## ")[0], re.DOTALL)
+    (tmp_path / "folder").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    short = block.replace("max_steps=100", "max_steps=2").replace("max_completion_length=64", "max_completion_length=4")
+    exec(
+        short.replace("lora=onnxtrain.Lora(rank=8)", 'lora=onnxtrain.Lora(rank=8, targets="*")'),
+        {"onnxtrain": onnxtrain},
+    )
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
 
 
 def test_another_loss_and_texts_to_fit_are_refused(folder):
