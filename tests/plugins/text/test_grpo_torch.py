@@ -150,5 +150,5 @@ def test_genai_samples_with_the_current_adapter(tmp_path):
     onnxtrain.text.grpo(learner, prompts, few, max_steps=1, use_genai=True, top_k=1, **given)
     onnxtrain.text.grpo(learner, prompts, few, max_steps=1, use_genai=False, top_k=1, num_iterations=1, **given)
     assert [len(ids) for _, ids in seen] == [6] * 5
-    first, second = ({text: ids for text, ids in zip(*each, strict=True)} for each in seen[-2:])
+    first, second = (dict(zip(*each, strict=True)) for each in seen[-2:])
     assert first == second  # rewards of equal answers are equal, so that nothing was learned between them
