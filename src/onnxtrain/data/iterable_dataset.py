@@ -60,7 +60,7 @@ class IterableDataset(Dataset):
         inputs, targets = self._matched(self._source[0], "batch 0")
         given = targets if name is None else inputs.get(name)
         shown = "the target array" if name is None else f"'{name}'"
-        return None if given is None else self._adapted(given, name, f"{shown} of batch 0")
+        return None if given is None else self.adapted(given, name, f"{shown} of batch 0")
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -147,7 +147,7 @@ class IterableDataset(Dataset):
             given[None] = targets
         for key in self._beside:
             if key in given:
-                given[key] = self._adapted(given[key], key, self._subject(key, name))
+                given[key] = self.adapted(given[key], key, self._subject(key, name))
         form = self._form
         found: dict[Any, Array] = {}
         if form is None or not known:
@@ -183,7 +183,7 @@ class IterableDataset(Dataset):
         kind = "" if key == self._weights else "target " if key in self._beside else "input "
         return f"{kind}'{key}' of {name}"
 
-    def _adapted(self, value: object, key: str | None, subject: str) -> Array:
+    def adapted(self, value: object, key: str | None, subject: str) -> Array:
         """Return targets in the form of the loss, or weights."""
         spec, adapt, _ = self._beside[key]
         array = value if isinstance(value, np.ndarray) else to_numpy(value, subject, "" if spec is None else spec.hint)

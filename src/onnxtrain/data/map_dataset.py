@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from onnxtrain.data.base import Batch, Dataset, Facts, epoch_order
+from onnxtrain.data.base import Batch, Dataset, DataSource, Facts, epoch_order
 from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of, to_numpy
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.data.images import Layout, check_image, factors, is_image, pixels_of, to_record
@@ -60,7 +60,7 @@ class Examples(Facts, ABC):
         return None
 
 
-class ExampleSource(ABC):
+class ExampleSource(DataSource):
     """Data that convert themselves to examples for a model.
 
     Attributes:
@@ -80,6 +80,10 @@ class ExampleSource(ABC):
         Raises:
             DataError: The data do not fit the model.
         """
+
+    def dataset(self, wanted: Wanted) -> Dataset:
+        """Return the examples in batches."""
+        return MapDataset(self.examples(wanted.specs, need_target=wanted.need_target), wanted, name=self.name)
 
 
 class MapDataset(IterableDataset):
@@ -122,7 +126,7 @@ class MapDataset(IterableDataset):
             return None
         if self._seen is None:
             self._seen = self._look()
-        return None if self._seen is None else self._adapted(self._seen, None, "the target array")
+        return None if self._seen is None else self.adapted(self._seen, None, "the target array")
 
     def _look(self) -> Array | None:
         known = self._examples.all_targets()
