@@ -134,6 +134,7 @@ def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterato
 
 
 def type_of(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
+    """Return the type of a column as an array; texts are refused unless ``text`` says otherwise."""
     types = arrow.types
     shown = kind
     if types.is_dictionary(kind):
@@ -149,6 +150,7 @@ def type_of(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
 
 
 def values_of(column: Any, name: str, before: int) -> Array:
+    """Return a column of the rows from ``before`` on as an array; none may be missing."""
     if column.null_count:
         row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or remove the example.")

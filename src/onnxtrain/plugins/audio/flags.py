@@ -14,9 +14,7 @@ from onnxtrain.cli.reader_flags import DataFlags
 class SoundFlags(DataFlags):
     """Settings of sounds."""
 
-    rate: int | None = flag(
-        None, "Sounds: samples per second.  [default: the model's, else that of the files]", metavar="HZ"
-    )
+    rate: int | None = flag(None, "Sounds: samples per second.  [default: the model's]", metavar="HZ")
 
     def read(self, path: str, loss: str | None) -> Any:
         """Return a folder of sounds; ``None`` for other data."""

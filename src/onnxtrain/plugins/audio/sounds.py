@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +18,11 @@ from onnxtrain.data.naming import Wanted
 from onnxtrain.errors import DataError
 from onnxtrain.errors.spelling import checks_arguments
 
-_logger = logging.getLogger(__name__)
-
 SUFFIXES: Final = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
 """Endings of sounds."""
+
+_LOOKED_AT: Final = 1000
+"""Files of a folder that are looked at to tell whether it holds sounds."""
 
 MOST_SAMPLES: Final = 2**28
 """Longer sounds are refused, since each is read into memory: 93 minutes at 48 kHz."""
@@ -39,8 +39,8 @@ class SoundFolder(DataSource):
     is that of the model's training, else ``sampling_rate`` of ``preprocessor_config.json`` beside the model, else the
     rate that all files have. ``tuned.labels.json`` beside a saved model records it.
 
-    All sounds are read once and kept: in memory, or from 64 MiB on in a temporary file. Examples are sorted by path. For
-    prediction, sounds may lie in the folder itself. Needs ``pip install 'onnxtrain[audio]'``.
+    All sounds are read once and kept: in memory, or from 64 MiB on in a temporary file. Examples are sorted by path.
+    For prediction, sounds may lie in the folder itself. Needs ``pip install 'onnxtrain[audio]'``.
 
     Args:
         path: The folder.
@@ -102,7 +102,7 @@ class SoundFolder(DataSource):
 
     def _files(self, *, labeled: bool) -> list[Path]:
         folder = Path(self.path)
-        found = sorted(_sounds(folder))
+        found = sorted(filter(_is_sound, folder.rglob("*")))
         if not found:
             raise DataError(f"{self.name} holds no sounds ({', '.join(SUFFIXES)}); they lie in one folder per class.")
         loose = [file for file in found if file.parent == folder]
@@ -131,28 +131,23 @@ def holds_sounds(source: object) -> bool:
         return False
     try:
         folder = Path(source)
-        return folder.is_dir() and next(_sounds(folder), None) is not None
+        return folder.is_dir() and any(map(_is_sound, itertools.islice(folder.rglob("*"), _LOOKED_AT)))
     except (OSError, ValueError):  # a name that no file can have
         return False
 
 
-def _sounds(folder: Path) -> Iterator[Path]:
-    hidden = (".", "_")
-    for file in folder.rglob("*"):
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(hidden) and file.is_file():
-            yield file
+def _is_sound(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith((".", "_")) and file.is_file()
 
 
 def _length(spec: TensorSpec, name: str) -> int | None:
     """Return the number of samples that an input takes; None where it leaves it open."""
     shape = spec.shape
-    fits = shape is not None and (
-        len(shape) == 2 or (len(shape) == 3 and (shape[1] == 1 or not isinstance(shape[1], int)))
-    )
+    fits = shape is not None and (len(shape) == 2 or (len(shape) == 3 and shape[1] in (1, None)))
     if shape is None or not fits or kind_of(spec.dtype) != "float":
         raise DataError(
-            f"{name} holds sounds, but the input '{spec.name}' is {spec.dtype} {spec.describe_shape()}; it needs floats "
-            "(batch, samples) or (batch, 1, samples): onnxtrain.prepend_mel puts a spectrogram in front of a model."
+            f"{name} holds sounds, but the input '{spec.name}' is {spec.dtype} {spec.describe_shape()}; it needs "
+            "floats (batch, samples) or (batch, 1, samples): onnxtrain.prepend_mel puts a spectrogram in front of it."
         ).about(spec.name, got=shape)
     return shape[-1] if isinstance(shape[-1], int) else None
 

@@ -17,10 +17,8 @@ _CSV_SETTINGS: Final = ("delimiter", "encoding", "decimal")
 class TableFlags(DataFlags):
     """Settings of windows."""
 
-    window: int | None = flag(
-        None, "Tables in the order of time: rows of an input. Needs --horizon.  [default: as in the training]"
-    )
-    horizon: int | None = flag(None, "Tables in the order of time: rows after an input that are its target.")
+    window: int | None = flag(None, "Time series: rows of an input; needs --horizon.", metavar="ROWS")
+    horizon: int | None = flag(None, "Time series: rows to predict after them.", metavar="ROWS")
 
     def read(self, path: str, loss: str | None) -> Any:
         """Return a table in several files, or windows of a table; ``None`` for other data."""

@@ -83,7 +83,7 @@ class Shards(DataSource):
         if not isinstance(self.path, str | os.PathLike):
             found = [Path(path) for path in self.path]
         elif Path(self.path).is_dir():
-            found = list(files_of(Path(self.path)))
+            found = sorted(files_of(Path(self.path)))
         elif os.path.exists(self.path):
             found = [Path(self.path)]
         else:
@@ -150,8 +150,8 @@ class Shards(DataSource):
         missing = [name for name in schema.names if name not in fragment.physical_schema.names]
         if missing:
             raise DataError(
-                f"'{fragment.path}' lacks the columns {some_names(missing)}, which the first file of {self.name} has; give "
-                "all files the same columns."
+                f"'{fragment.path}' lacks the columns {some_names(missing)}, which the first file of {self.name} has; "
+                "give all files the same columns."
             ).about(fragment.path, got=fragment.physical_schema.names, wanted=schema.names)
         parts = fragment.split_by_row_group(schema=schema) if hasattr(fragment, "split_by_row_group") else [fragment]
         for part in parts:
@@ -215,10 +215,8 @@ def _is_parquet(path: Path) -> bool:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and its subfolders in the order of their names; hidden ones and ``_SUCCESS`` do not
-    count.
-    """
-    for path in sorted(folder.rglob("*")):
+    """Yield the files of a folder and its subfolders, without hidden ones and those such as ``_SUCCESS``."""
+    for path in folder.rglob("*"):
         if path.is_file() and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts):
             yield path
 

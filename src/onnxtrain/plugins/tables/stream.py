@@ -44,8 +44,8 @@ class Piece:
 class TableStream(IterableDataset):
     """Batches of the rows of a table's pieces.
 
-    An epoch in a random order reads the pieces in a random order, and their rows through a buffer, of which each row that
-    comes replaces a random one.
+    An epoch in a random order reads the pieces in a random order, and their rows through a buffer, of which each row
+    that comes replaces a random one.
     """
 
     borrows = False
@@ -171,7 +171,7 @@ class TableStream(IterableDataset):
         """Return targets; missing ones are NaN, or empty texts."""
         column = _plain(block.column(label))
         if column.null_count:
-            is_text = type_of(_arrow(), column.type, label, text=True) == object
+            is_text = type_of(_arrow(), column.type, label, text=True).kind == "O"
             column = column.fill_null("") if is_text else column.cast("float64").fill_null(float("nan"))
         found = _numbers(column, label, first)
         if not self.declared_labels or found.dtype.kind not in "iu":
@@ -240,9 +240,9 @@ def _chosen(schema: Any, wanted: Wanted, name: str) -> ColumnChoice:
     check_unique(columns, name)
     target, inputs = wanted.target, [spec for spec in wanted.specs if not spec.beside]
     others = [column for column in columns if column != target]
-    if len(wanted.specs) == len(inputs) == len(others) == 1 and _is_list(schema.field(others[0]).type):
-        if others[0] != inputs[0].name and (target in columns or not wanted.need_target):
-            return ColumnChoice(others, target)
+    alone = len(wanted.specs) == len(inputs) == len(others) == 1 and _is_list(schema.field(others[0]).type)
+    if alone and (target in columns or not wanted.need_target):
+        return ColumnChoice(others, target)
     choice = wanted.of_columns(columns, name)
     choice.check_width(wanted.specs[0], name)
     return choice

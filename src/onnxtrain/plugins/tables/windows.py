@@ -87,7 +87,7 @@ class Form:
 @checks_arguments
 @dataclass(frozen=True)
 class Windows(DataSource):
-    """Windows of a table in the order of time: each input is ``window`` rows, its target the ``horizon`` rows after them.
+    """Windows of a table in the order of time: an input is ``window`` rows, its target the ``horizon`` rows after them.
 
     Inputs are [N, window, columns] of all columns with numbers, also of the targets' past; a model with as many columns
     as there are targets takes these alone. An input [N, window] takes one column, and a model that declares
@@ -181,8 +181,8 @@ class Windows(DataSource):
             found = {name: _plain(source[key], name) for name, key in keys.items()}
         else:
             raise DataError(
-                f"the table of windows is a {type(source).__name__}; give a path, a table of pandas, Polars or PyArrow, "
-                "or a mapping from name to column."
+                f"the table of windows is a {type(source).__name__}; give a path, a table of pandas, Polars or "
+                "PyArrow, or a mapping from name to column."
             ).about("source", got=type(source).__name__)
         return {name: array for name, array in found.items() if not _is_date(array, name, self.name)}
 
@@ -209,8 +209,8 @@ class WindowDataset(IterableDataset):
         self.size = len(self._inputs) - needed + 1
         if self.size < 1:
             raise DataError(
-                f"{self.name} has {len(self._inputs):,} rows here, but a window and its horizon take {needed}; give more "
-                "rows, or shorter windows."
+                f"{self.name} has {len(self._inputs):,} rows here, but a window and its horizon take {needed}; give "
+                "more rows, or shorter windows."
             ).about(self.name, got=len(self._inputs), wanted=needed)
         self._chosen = np.arange(self.size)
 
