@@ -67,6 +67,7 @@ class TableStream(IterableDataset):
         self._content, self._rows_held, self._begin = content, buffer, begin
         self._schema, self._inputs = schema, wanted.specs
         self._choice = _chosen(schema, wanted, name)
+        self._is_list = self._choice.features is not None and _is_list(schema.field(self._choice.features[0]).type)
         self._label = self._choice.target if wanted.need_target else None
         label = [] if self._label is None else [self._label]
         self._columns_read = [*dict.fromkeys(itertools.chain(*map(self._choice.of, wanted.specs))), *label]
@@ -84,6 +85,12 @@ class TableStream(IterableDataset):
         self._taken: Array | None = None  # True for each row that is read; None for all
         self._seen: list[Array] = []  # targets, once they are known; shared by all copies
         self.check_cut()
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Names of the columns that are side by side in the only input."""
+        features = None if self._is_list else self._choice.features
+        return {} if features is None else {self._inputs[0].name: tuple(features)}
 
     def values(self, name: str | None = None) -> Array | None:
         """Return targets of the first rows; of texts all that there are, so that every class is known."""
@@ -137,7 +144,9 @@ class TableStream(IterableDataset):
             if number >= start:
                 arrays = dict(found)
                 targets = arrays.pop(None, None)
-                inputs = self._choice.as_inputs(arrays.values(), self._inputs)
+                inputs: dict[str, object] = {spec.name: arrays[spec.name][:, 0] for spec in self._inputs}
+                if not self._is_list:
+                    inputs = self._choice.as_inputs(arrays.values(), self._inputs)
                 yield self.convert(inputs, targets, f"batch {number} of {self.name}")
         if number < 0:
             raise DataError(f"{self.name} has no rows; it needs a row per example.").about(self.name)

@@ -294,8 +294,8 @@ def _targets(given: Any, columns: Mapping[str, Array], name: str) -> list[str]:
         raise DataError(
             f"{name} has the columns {some_names(columns)}; say which is the target: target='{last}'."
         ).about("target", got=[*columns])
-    listed = [given] if given in columns else given.split(",") if isinstance(given, str) else [*given]
-    found = [each.strip() for each in listed]
+    texts = [given] if isinstance(given, str) else [str(each) for each in given]
+    found = [name.strip() for text in texts for name in ([text] if text in columns else text.split(","))]
     for each in found:
         if each not in columns:
             raise DataError(f"{name} has no column '{each}' with numbers: it has {some_names(columns)}.").about(
