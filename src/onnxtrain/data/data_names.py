@@ -100,19 +100,8 @@ class DataNames:
         )
 
 
-_KEYS: Final = {
-    "columns",
-    "left_out",
-    "labels",
-    "mean",
-    "std",
-    "resize",
-    "crop",
-    "resample",
-    "output",
-    "orient",
-    "kept",
-}
+_OF_IMAGES: Final = ("mean", "std", "resize", "crop", "resample", "orient")
+_KEYS: Final = {"columns", "left_out", "labels", "output", "kept", *_OF_IMAGES}
 
 
 def _is_list_of_texts(value: object) -> bool:

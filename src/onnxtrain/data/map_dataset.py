@@ -61,25 +61,13 @@ class Examples(Facts, ABC):
 
 
 class ExampleSource(DataSource):
-    """Data that convert themselves to examples for a model.
-
-    Attributes:
-        name: Name in error messages.
-    """
+    """Data that convert themselves to examples for a model; messages have their name."""
 
     name: str
 
     @abstractmethod
     def examples(self, specs: Sequence[TensorSpec], *, need_target: bool = True) -> Examples:
-        """Return the examples.
-
-        Args:
-            specs: Requirements of the model's inputs.
-            need_target: Return targets, too.
-
-        Raises:
-            DataError: The data do not fit the model.
-        """
+        """Return the examples for the inputs of a model, with their targets on request."""
 
     def dataset(self, wanted: Wanted) -> Dataset:
         """Return the examples in batches."""

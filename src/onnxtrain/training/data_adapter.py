@@ -165,12 +165,8 @@ class DataAdapter:
 
     def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
         """Open data for prediction; targets are optional."""
-        return open_dataset(
-            self._reading(objective).read(source),
-            self.names.specs(objective.inputs),
-            target=target,
-            need_target=False,
-        )
+        source = self._reading(objective).read(source)
+        return open_dataset(source, self.names.specs(objective.inputs), target=target, need_target=False)
 
     def open_with_targets(
         self,
