@@ -249,6 +249,10 @@ def test_mistakes(tmp_path):
     check("cannot be read as a table", Shards(tmp_path))
     with pytest.raises(DataError, match="buffer is 0; it needs a number of rows of at least 1"):
         Shards(tmp_path, buffer=0)
+    with pytest.raises(DataError, match="the table has 3 for a path; give a pattern, a folder, a path, or a list"):
+        Shards(["a.csv", 3])
+    with pytest.raises(DataError, match="encoding is 'utf-9', which is not a text encoding of Python"):
+        Shards("*.csv", encoding="utf-9")
     (tmp_path / "1.parquet").unlink()
     (tmp_path / "0.parquet").unlink()
     (tmp_path / "a.csv").write_text("a,b,c,d,kind\n1,2,3,4,x\n1,2,3,five,y\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onnxtrain.data.base import Dataset, DataSource
-from onnxtrain.data.csv_file import CSV_SUFFIXES, separator_of
+from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile, separator_of
 from onnxtrain.data.files import check_regular
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.data.naming import Wanted, some_names
@@ -66,6 +66,13 @@ class Shards(DataSource):
             raise DataError(f"buffer is {self.buffer!r}; it needs a number of rows of at least 1.").about(
                 "buffer", got=self.buffer, wanted=1
             )
+        paths = self.path if isinstance(self.path, list | tuple) else [self.path]
+        wrong = next((path for path in paths if not isinstance(path, str | os.PathLike)), None)
+        if wrong is not None:
+            raise DataError(
+                f"the table has {wrong!r} for a path; give a pattern, a folder, a path, or a list of paths."
+            ).about("path", got=wrong)
+        CsvFile("", self.delimiter, self.encoding, self.decimal)  # checks the settings
 
     @property
     def name(self) -> str:
