@@ -133,11 +133,12 @@ class IterableDataset(Dataset):
         number = -1
         for number, item in enumerate(items):
             if number >= start:
-                yield self._batch(item, f"batch {number}")
+                yield self.batch_of(item, f"batch {number}")
         if number < 0:
             raise DataError("the data is empty: its iterator returned no batch; at least one is needed.")
 
-    def _batch(self, item: object, name: str) -> Batch:
+    def batch_of(self, item: object, name: str) -> Batch:
+        """Convert one item of the source, inputs with their targets, to a batch."""
         return self.convert(*self._matched(item, name), name)
 
     def convert(self, inputs: Mapping[str, object], targets: object | None, name: str, *, known: bool = False) -> Batch:

@@ -150,7 +150,7 @@ class MapDataset(IterableDataset):
                 order = order[by_length(lengths[order], batch_size)]
         for first in range(start * batch_size, self.size, batch_size):
             rows = order[first : first + batch_size]
-            batch = self._batch(self._examples.batch(rows.tolist()), f"the batch of the examples {_some(rows)}")
+            batch = self.batch_of(self._examples.batch(rows.tolist()), f"the batch of the examples {_some(rows)}")
             if self._row_weights is not None:
                 weights, spec = self._row_weights
                 batch.inputs[spec.name] = weights[rows]

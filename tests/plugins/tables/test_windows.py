@@ -123,6 +123,14 @@ def test_forms_of_inputs_and_targets(target, shape, columns, form):
     np.testing.assert_allclose(targets, y, rtol=1e-5, atol=1e-6)
 
 
+def test_columns_beside_the_input_are_targets():
+    """As where several target columns are named one by one."""
+    specs = [TensorSpec("x", np.dtype(np.float32), ("N", WINDOW, 3))]
+    specs += [TensorSpec(name, np.dtype(np.float32), beside=True) for name in ("load", "wind")]
+    (batch,) = Windows(TABLE, WINDOW, HORIZON).dataset(Wanted(specs, need_target=False)).batches(1000)
+    np.testing.assert_array_equal(batch.targets, everything(dataset(target="load,wind"))[1])
+
+
 def test_one_step_ahead_and_several_targets_in_their_units():
     ours = onnxtrain.Trainer(model(outputs=2), loss="mse", seed=1)
     ours.fit(Windows(TABLE, WINDOW, 1), target="load,temperature", epochs=1, progress=False)

@@ -177,7 +177,7 @@ def _read(file: Path, rate: int, most: int | None = None) -> Array:
         raise _unreadable(file, error) from error
     mono = samples.mean(axis=1, dtype=np.float32)
     if up == down or not len(mono):
-        return mono
+        return np.asarray(mono)
     from scipy.signal import resample_poly
 
     return np.asarray(resample_poly(mono, up, down), np.float32)

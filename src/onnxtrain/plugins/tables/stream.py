@@ -70,11 +70,12 @@ class TableStream(IterableDataset):
         self._is_list = self._choice.features is not None and _is_list(schema.field(self._choice.features[0]).type)
         self._label = self._choice.target if wanted.need_target else None
         label = [] if self._label is None else [self._label]
+        beside = [spec.name for spec in wanted.specs if spec.beside]
         self._columns_read = [*dict.fromkeys(itertools.chain(*map(self._choice.of, wanted.specs))), *label]
         for column in self._columns_read:
             kind = schema.field(column).type
             if not _is_list(kind) or column == self._label:
-                text = self._choice.features is None or column == self._label
+                text = self._choice.features is None or column in (self._label, *beside)
                 type_of(_arrow(), kind, column, text=text)
         sizes = [piece.rows for piece in pieces]
         self.size = None if None in sizes else sum(rows or 0 for rows in sizes)
@@ -147,7 +148,8 @@ class TableStream(IterableDataset):
                 inputs: dict[str, object] = {spec.name: arrays[spec.name][:, 0] for spec in self._inputs}
                 if not self._is_list:
                     inputs = self._choice.as_inputs(arrays.values(), self._inputs)
-                yield self.convert(inputs, targets, f"batch {number} of {self.name}")
+                item = inputs if targets is None else (inputs, targets)
+                yield self.batch_of(item, f"batch {number} of {self.name}")
         if number < 0:
             raise DataError(f"{self.name} has no rows; it needs a row per example.").about(self.name)
 
@@ -162,19 +164,15 @@ class TableStream(IterableDataset):
                 continue
             for block in piece.blocks(self._columns_read):
                 kept = slice(None) if taken is None else taken[first : first + block.num_rows]
-                arrays = {column: _numbers(block.column(column), column, first) for column in self._unlabeled}
-                found: dict[str | None, Array] = {
-                    spec.name: np.stack([arrays[column] for column in self._choice.of(spec)], axis=1)[kept]
-                    for spec in self._inputs
-                }
+                found: dict[str | None, Array] = {}
+                for spec in self._inputs:
+                    read = self._targets if spec.beside else _column
+                    columns = [read(block, column, first) for column in self._choice.of(spec)]
+                    found[spec.name] = np.stack(columns, axis=1)[kept]
                 if self._label is not None:
                     found[None] = self._targets(block, self._label, first)[kept]
                 yield found
                 first += block.num_rows
-
-    @property
-    def _unlabeled(self) -> list[str]:
-        return self._columns_read if self._label is None else self._columns_read[:-1]
 
     def _targets(self, block: Any, label: str, first: int) -> Array:
         """Return targets; missing ones are NaN, or empty texts."""
@@ -183,7 +181,7 @@ class TableStream(IterableDataset):
             is_text = type_of(_arrow(), column.type, label, text=True).kind == "O"
             column = column.fill_null("") if is_text else column.cast("float64").fill_null(float("nan"))
         found = _numbers(column, label, first)
-        if not self.declared_labels or found.dtype.kind not in "iu":
+        if label != self._label or not self.declared_labels or found.dtype.kind not in "iu":
             return found
         unknown = found[(found < 0) | (found >= len(self.declared_labels))]
         if len(unknown):
@@ -260,6 +258,10 @@ def _chosen(schema: Any, wanted: Wanted, name: str) -> ColumnChoice:
 def _is_list(kind: Any) -> bool:
     types = _arrow().types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _column(block: Any, name: str, first: int) -> Array:
+    return _numbers(block.column(name), name, first)
 
 
 def _numbers(column: Any, name: str, first: int) -> Array:

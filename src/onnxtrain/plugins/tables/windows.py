@@ -139,22 +139,24 @@ class Windows(DataSource):
 
     def opened(self, wanted: Wanted, form: Form | None) -> WindowDataset:
         """Return the windows in batches, scaled as a model was trained, or by these rows."""
-        if len(wanted.specs) != 1:
+        inputs = [spec for spec in wanted.specs if not spec.beside]
+        beside = [spec.name for spec in wanted.specs if spec.beside]
+        if len(inputs) != 1 or (beside and wanted.need_target):
             raise DataError(
-                f"{self.name} gives windows, one array per example, but the model reads "
-                f"{some_names(spec.name for spec in wanted.specs)}; it needs one input and one target."
+                f"{self.name} gives windows, one array per example, but the model and its losses read "
+                f"{some_names(spec.name for spec in wanted.specs)}; they need one input and one target."
             )
-        (spec,) = wanted.specs
+        spec, with_targets = inputs[0], wanted.need_target or bool(beside)
         columns = self._columns()
         if form is None:
-            targets = _targets(wanted.target, columns, self.name)
+            targets = _targets(beside or wanted.target, columns, self.name)
             form = Form(self.window, self.horizon, _inputs(columns, targets, spec, self.name), targets)
         elif (self.window, self.horizon) != (form.window, form.horizon):
             raise DataError(
                 f"the windows have {self.window} rows and a horizon of {self.horizon}, but the model was trained on "
                 f"{form.window} and {form.horizon}; give these."
             ).about("window", got=(self.window, self.horizon), wanted=(form.window, form.horizon))
-        read = dict.fromkeys([*form.columns, *(form.targets if wanted.need_target else ())])
+        read = dict.fromkeys([*form.columns, *(form.targets if with_targets else ())])
         missing = [name for name in read if name not in columns]
         if missing:
             raise DataError(
@@ -195,7 +197,7 @@ class WindowDataset(IterableDataset):
 
     def __init__(self, rows: Mapping[str, Array], form: Form, wanted: Wanted, name: str) -> None:
         super().__init__((), dataclasses.replace(wanted, target=None))
-        self.name, self._spec, self._with_targets = name, wanted.specs[0], wanted.need_target
+        self.name, self._spec, self._with_targets = name, wanted.specs[0], wanted.need_target or len(wanted.specs) > 1
         self._is_given = bool(form.mean)
         self._set(rows, form)
 
@@ -290,7 +292,7 @@ class WindowDataset(IterableDataset):
 def _targets(given: Any, columns: Mapping[str, Array], name: str) -> list[str]:
     """Return the names of the target columns: one, several with commas, or a list."""
     if given is None:
-        last = next(reversed(columns), "y")
+        last = [*columns, "y"][len(columns) - 1]
         raise DataError(
             f"{name} has the columns {some_names(columns)}; say which is the target: target='{last}'."
         ).about("target", got=[*columns])
