@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import inspect
 import queue
 import threading
 import time
@@ -14,9 +15,9 @@ import numpy as np
 from onnxtrain.data.base import Batch
 from onnxtrain.errors import DataError
 
-Augment = Callable[[Any, np.random.Generator], Any]
+Augment = Callable[..., Any]
 """``augment(inputs, rng)`` returns changed inputs of the same types and shapes. A single input is an array [N, ...],
-several are a dictionary of arrays by name."""
+several are a dictionary of arrays by name. ``augment(inputs, targets, rng)`` returns both."""
 
 
 def augmented(
@@ -31,19 +32,32 @@ def augmented(
         generator = np.random.Generator(np.random.PCG64(sequence))
         inputs = {name: np.array(array) for name, array in batch.inputs.items()}  # the caller's data must not change
         single = next(iter(inputs)) if len(inputs) == 1 else None
-        found = augment(inputs if single is None else inputs[single], generator)
-        given = found if single is None else {single: found}
-        yield batch._replace(inputs={name: _checked(given, name, array) for name, array in inputs.items()})
+        changed, targets = inputs if single is None else inputs[single], batch.targets
+        if targets is not None and "targets" in inspect.signature(augment).parameters:
+            changed, found = _pair(augment(changed, np.array(targets), generator))
+            targets = _checked(found, "the targets", targets)
+        else:
+            changed = augment(changed, generator)
+        given = changed if single is None else {single: changed}
+        of = given if isinstance(given, dict) else {}
+        checked = {name: _checked(of.get(name), f"the input '{name}'", array) for name, array in inputs.items()}
+        yield batch._replace(inputs=checked, targets=targets)
 
 
-def _checked(given: Any, name: str, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if not isinstance(given, dict) or name not in given or given[name] is None:
-        raise DataError(f"augment returned nothing for the input '{name}'; it must return the changed inputs.")
-    array = np.asarray(given[name])
+def _pair(given: Any) -> Any:
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise DataError(f"augment returned a {type(given).__name__}; with targets it must return (inputs, targets).")
+    return given
+
+
+def _checked(given: Any, what: str, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if given is None:
+        raise DataError(f"augment returned nothing for {what}; it must return the changed inputs.")
+    array = np.asarray(given)
     if array.shape != like.shape:
-        raise DataError(f"augment returned shape {array.shape} for the input '{name}'; it must keep {like.shape}.")
+        raise DataError(f"augment returned shape {array.shape} for {what}; it must keep {like.shape}.")
     if array.dtype.kind != like.dtype.kind and not np.can_cast(array.dtype, like.dtype, "same_kind"):
-        raise DataError(f"augment returned {array.dtype} for the input '{name}'; it must keep {like.dtype}.")
+        raise DataError(f"augment returned {array.dtype} for {what}; it must keep {like.dtype}.")
     return np.ascontiguousarray(array, like.dtype)
 
 

@@ -282,17 +282,20 @@ class Reading:
         folder: Folder of the model, which may have a tokenizer; ``None`` for a model in memory.
         config: Settings of the training that the data are for; ``None`` for a prediction.
         paired: Consecutive examples that a step reads together, where the loss compares them; 0 for all.
+        head: The loss with its output and the form of its targets; ``None`` as for ``loss``.
     """
 
     loss: Loss | None
     folder: Path | None
     config: TrainingConfig | None = None
     paired: int = 0
+    head: LossHead | None = None
 
     @classmethod
     def of(cls, objective: Objective, folder: Path | None) -> Reading:
         """Return the settings of a prediction."""
-        return cls(objective.heads[0].loss if objective.heads else None, folder)
+        head = objective.heads[0] if objective.heads else None
+        return cls(None if head is None else head.loss, folder, head=head)
 
     def read(self, source: Any) -> Any:
         """Return data of plugins' kinds as examples, and other data as they are."""

@@ -396,6 +396,7 @@ class Trainer(TrainedModel):
             self._take_names(checkpoints)
         self.data_adapter.paired = -(-batch_size // self.config.accumulate)
         dataset, validated = self._open_fit_data(data, y, options, ema=ema)
+        dataset = getattr(augment, "opened", lambda _, own: own)(self, dataset)  # with targets that can be mixed
         size = examples_per_step(self.executor, dataset, batch_size)
         self._warn_once(*(() if rank else fixed_batch_hints(self.executor, dataset, batch_size)))
         per_epoch = steps_per_epoch(self.executor, dataset, size)
