@@ -130,7 +130,7 @@ class CocoFile(LabelledImages):
                     outside += 1
             rows.append(own)
         if outside:
-            _logger.warning("%s: %s of no size in the image, left out.", self.name, plural(outside, "box", "boxes"))
+            _logger.warning("%s: %s without area inside of its image, left out.", self.name, plural(outside, "object"))
         found = np.full((len(rows), max(map(len, rows)) or 1, 5), -1, np.float32)
         for boxes, own in zip(found, rows, strict=True):
             if own:

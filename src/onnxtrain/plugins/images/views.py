@@ -69,20 +69,20 @@ def predict_views(
         raise OptionError(f"flips has {unknown[0]!r}; it takes 'horizontal' and 'vertical'.").about("flips")
     if margin < 0:
         raise OptionError(f"margin is {margin}; it needs pixels, 0 or more.").about("margin", got=margin)
-    dataset, size = _opened(model, data, margin)
+    dataset, size, output = _opened(model, data, margin)
     total: dict[str, Array] = {}
     starts = [(0, 0), (0, margin), (margin, 0), (margin, margin), (margin // 2, margin // 2)] if margin else [(0, 0)]
     mirrored = [tuple(name for name in names if chosen >> names.index(name) & 1) for chosen in range(2 ** len(names))]
     views = [(start, own) for start in starts for own in mirrored]
     for start, own in views:
         for name, array in _predicted(model, _batches(dataset, batch_size, start, size, own), batch_size).items():
-            found = _restored(name, array, own, size, margin) / len(views)
+            found = _restored(name or output, array, own, size, margin) / len(views)
             total[name] = total[name] + found if name in total else found
     return next(iter(total.values())) if len(total) == 1 else total
 
 
-def _opened(model: Any, data: Any, margin: int) -> tuple[Dataset, tuple[int, int] | None]:
-    """Open images that are larger by a margin; return them with the size of the model's input."""
+def _opened(model: Any, data: Any, margin: int) -> tuple[Dataset, tuple[int, int] | None, str]:
+    """Open images that are larger by a margin; return them, the size of the model's input, and its first output."""
     if isinstance(model, Trainer):
         objective, folder, names = model.objective, model.data_adapter.folder, model.data_adapter.names
     else:
@@ -98,7 +98,7 @@ def _opened(model: Any, data: Any, margin: int) -> tuple[Dataset, tuple[int, int
         raise OptionError("margin is for a model of a fixed image size; this one leaves it open.").about("margin")
     spec = specs[0] if not margin else _larger(specs[0], layout, margin)
     source = Reading.of(objective, folder).read(data)
-    return open_dataset(source, [spec], need_target=False), layout.size
+    return open_dataset(source, [spec], need_target=False), layout.size, str(objective.model.graph.outputs[0].name)
 
 
 def _larger(spec: TensorSpec, layout: Layout, margin: int) -> TensorSpec:
