@@ -38,6 +38,7 @@ FUZZED = {
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
         "data/images.py", "data/text_file.py",
     ),
+    "images": ("plugins/images/coco.py", "plugins/images/labelled.py", "plugins/images/mask_folder.py"),
     "texts": ("plugins/text/rows.py", "plugins/text/tokenizer_files.py"),
 }  # fmt: skip
 """The subject that feeds each file of the source that reads others' files."""

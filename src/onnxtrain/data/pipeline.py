@@ -17,7 +17,8 @@ from onnxtrain.errors import DataError
 
 Augment = Callable[..., Any]
 """``augment(inputs, rng)`` returns changed inputs of the same types and shapes. A single input is an array [N, ...],
-several are a dictionary of arrays by name. ``augment(inputs, targets, rng)`` returns both."""
+several are a dictionary of arrays by name. ``augment(inputs, targets, rng)`` returns both. A method
+``opened(trainer, data)`` changes the training data before the first batch."""
 
 
 def augmented(
@@ -32,27 +33,20 @@ def augmented(
         generator = np.random.Generator(np.random.PCG64(sequence))
         inputs = {name: np.array(array) for name, array in batch.inputs.items()}  # the caller's data must not change
         single = next(iter(inputs)) if len(inputs) == 1 else None
-        changed, targets = inputs if single is None else inputs[single], batch.targets
-        if targets is not None and "targets" in inspect.signature(augment).parameters:
-            changed, found = _pair(augment(changed, np.array(targets), generator))
-            targets = _checked(found, "the targets", targets)
-        else:
-            changed = augment(changed, generator)
-        given = changed if single is None else {single: changed}
-        of = given if isinstance(given, dict) else {}
-        checked = {name: _checked(of.get(name), f"the input '{name}'", array) for name, array in inputs.items()}
-        yield batch._replace(inputs=checked, targets=targets)
+        asked = "targets" in inspect.signature(augment).parameters
+        own = np.array(batch.targets) if asked and batch.targets is not None else None
+        found = augment(inputs if single is None else inputs[single], *([own] if asked else []), generator)
+        found, targets = found if asked and isinstance(found, tuple) and len(found) == 2 else (found, None)
+        given = {single: found} if single is not None else found if isinstance(found, dict) else {}
+        yield batch._replace(
+            inputs={name: _checked(given.get(name), f"the input '{name}'", array) for name, array in inputs.items()},
+            targets=batch.targets if own is None else _checked(targets, "the targets", own, " and targets"),
+        )
 
 
-def _pair(given: Any) -> Any:
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise DataError(f"augment returned a {type(given).__name__}; with targets it must return (inputs, targets).")
-    return given
-
-
-def _checked(given: Any, what: str, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _checked(given: Any, what: str, like: np.ndarray[Any, Any], besides: str = "") -> np.ndarray[Any, Any]:
     if given is None:
-        raise DataError(f"augment returned nothing for {what}; it must return the changed inputs.")
+        raise DataError(f"augment returned nothing for {what}; it must return the changed inputs{besides}.")
     array = np.asarray(given)
     if array.shape != like.shape:
         raise DataError(f"augment returned shape {array.shape} for {what}; it must keep {like.shape}.")
@@ -113,7 +107,7 @@ class Prefetch:
 
 class _Ahead:
     def __init__(self, batches: Iterator[Batch], *, copies: bool) -> None:
-        self._ready: queue.Queue[Callable[[], Batch | None]] = queue.Queue(_AHEAD)
+        self._ready: queue.Queue[Batch | BaseException | None] = queue.Queue(_AHEAD)
         self._stopped = threading.Event()
         # context variables such as numpy.errstate apply in the thread, too
         run = contextvars.copy_context().run
@@ -124,7 +118,10 @@ class _Ahead:
 
     def next(self) -> Batch | None:
         """Return the next batch or raise its error; None at the end."""
-        return self._ready.get()()
+        found = self._ready.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
     def stop(self) -> None:
         """Stop the thread after the batch that it is preparing; a hanging thread is abandoned."""
@@ -142,30 +139,23 @@ class _Ahead:
                 batch = next(batches, None)
                 if batch is not None and copies:
                     batch = _copied(batch)
-                self._put(lambda batch=batch: batch)  # type: ignore[misc]
+                self._put(batch)
                 if batch is None:
                     return
         except BaseException as error:
-            self._put(_raising(error))
+            self._put(error)
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
 
-    def _put(self, item: Callable[[], Batch | None]) -> None:
+    def _put(self, item: Batch | BaseException | None) -> None:
         while not self._stopped.is_set():
             try:
                 self._ready.put(item, timeout=0.1)
             except queue.Full:
                 continue
             return
-
-
-def _raising(error: BaseException) -> Callable[[], Batch | None]:
-    def fail() -> Batch | None:
-        raise error
-
-    return fail
 
 
 def _copied(batch: Batch) -> Batch:

@@ -347,8 +347,8 @@ class Trainer(TrainedModel):
                 are the same. An iterable that only the main thread may read needs ``False``.
             augment: A function ``augment(inputs, rng)`` that changes the inputs of training batches: the array of the
                 only input [N, ...], or a dictionary of several, and a ``numpy.random.Generator`` that follows from the
-                seed, the epoch and the batch alone. It returns inputs of the same types and shapes. A checkpoint
-                compares its name.
+                seed, the epoch and the batch alone. It returns inputs of the same types and shapes. ``augment(inputs,
+                targets, rng)`` returns both. A checkpoint compares its name.
             ema: Whether validation measures the moving averages of the weights (``Trainer(ema=...)``), which
                 ``save_best`` then writes; by default where the trainer keeps them. Early stopping puts averages and
                 weights back.

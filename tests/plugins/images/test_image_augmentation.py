@@ -97,6 +97,7 @@ def test_flips_move_masks_boxes_and_keypoints():
     for shape in ((12, 4), (12, 2, 2)):
         moved = Flip(p=1.0, keypoints=(1, 0))(COLOURED.copy(), points.reshape(shape).copy(), rng)[1]
         np.testing.assert_allclose(moved.reshape(12, 4)[0], [0.3, 0.4, 0.9, 0.2], rtol=1e-6)
+    assert flip(COLOURED.copy(), None, rng)[1] is None
     labels = np.arange(12)
     np.testing.assert_array_equal(flip(COLOURED.copy(), labels, rng)[1], np.arange(12))
 
@@ -119,7 +120,7 @@ def test_a_flipped_image_keeps_its_own_mask():
 @pytest.mark.parametrize(
     ("augment", "message"),
     [
-        (lambda x, targets, rng: x, r"augment returned a ndarray; with targets it must return \(inputs, targets\)"),
+        (lambda x, targets, rng: x, "augment returned nothing for the targets; it must return the changed inputs and"),
         (lambda x, targets, rng: (x, None), "augment returned nothing for the targets"),
         (lambda x, targets, rng: (x, targets[:3]), r"shape \(3, 16, 16\) for the targets; it must keep \(12, 16, 16\)"),
         (lambda x, targets, rng: (x, targets * 0.5), "augment returned float64 for the targets; it must keep int64"),

@@ -50,7 +50,7 @@ def test_runs_go_down_the_columns():
         (None, "it is neither"),
         ([], "it is neither"),
         ([[1, 2, 3, 4]], "a polygon needs three points"),
-        ([[1, 2, 3, 4, 5, 1e9]], "a point of a polygon is at 1e[+]09"),
+        ([[1, 2, 3, 4, 5, 1e9]], r"a point of a polygon is at 1e\+09"),
         ({"size": [2, 2], "counts": [6]}, r"its size is \[2, 2\]"),
         ({"size": [2, 3], "counts": [-1, 7]}, "its counts are not integers"),
         ({"size": [2, 3], "counts": "o" * 30}, "its counts are no run lengths"),

@@ -63,14 +63,15 @@ class Flip:
                 f"keypoints is {[*self.keypoints]}; Flip needs each number from 0 to {len(self.keypoints) - 1} once."
             ).about("keypoints", got=self.keypoints)
 
-    def __call__(self, images: Array, targets: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def __call__(self, images: Array, targets: Array | None, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """Return images and targets, of which some are mirrored."""
         axes = image_axes(images)
         for axis, wanted in ((1, self.horizontal), (0, self.vertical)):
             if wanted:
                 chosen = rng.random(len(images)) < self.p
                 images[chosen] = np.flip(images[chosen], axes[axis])
-                targets[chosen] = self._mirrored(targets[chosen], axes, 1 - axis)
+                if targets is not None:
+                    targets[chosen] = self._mirrored(targets[chosen], axes, 1 - axis)
         return images, targets
 
     def _mirrored(self, targets: Array, axes: tuple[int, int], column: int) -> Array:
@@ -110,7 +111,8 @@ class _Mixed:
         """Return training data whose labels are distributions over the classes, which can be mixed."""
         name, heads = type(self).__name__, trainer.objective.heads
         head = heads[0] if len(heads) == 1 else None
-        if head is None or not isinstance(head.declared, ClassLoss) or data.weighted:
+        mixable = head is not None and isinstance(head.declared, ClassLoss) and "values" in head.declared.target_kinds
+        if head is None or not mixable or data.weighted:
             has = "sample_weight" if data.weighted else f"the loss {'' if head is None else head.loss.name}".strip()
             raise OptionError(f"{name} mixes the classes of one output, but this training has {has}; leave it out.")
         if head.form.kind == "values":

@@ -178,7 +178,8 @@ class CocoFile(LabelledImages):
         self, document: _Document, specs: Sequence[TensorSpec], layout: Layout, turned: bool
     ) -> tuple[dict[str, object], object]:
         assert self.head is not None
-        counts = {len(each["keypoints"]) for each in document.categories if each.get("keypoints")}
+        names = [each.get("keypoints") for each in document.categories]
+        counts = {len(own) for own in names if isinstance(own, list) and own}
         shape = tuple(self.head.spec.shape or ())[1:]
         if len(counts) != 1 or shape not in ((2 * (count := min(counts)),), (count, 2)):
             has = "no keypoints" if not counts else f"categories of {' and '.join(map(str, sorted(counts)))} keypoints"
@@ -190,12 +191,7 @@ class CocoFile(LabelledImages):
         sources, rows, left_out = [], [], 0
         for image in document.images:
             for each in document.objects(image):
-                points = np.asarray(each.get("keypoints") or np.zeros(3 * count), np.float64)
-                if points.shape != (3 * count,) or not np.isfinite(points).all():
-                    raise DataError(
-                        f"{self.name} has the annotation {each.get('id')} without {count} keypoints (x, y, v)."
-                    ).about(each.get("id"))
-                points = points.reshape(count, 3)
+                points = document.points(each, count)
                 if each.get("iscrowd") or not points[:, 2].all():
                     left_out += 1
                     continue
@@ -289,7 +285,8 @@ class _Document(NamedTuple):
         by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
         for each in annotations:
             for kind, known in (("image", by_image), ("category", labels)):
-                if (given := each.get(f"{kind}_id")) not in known:
+                given = each.get(f"{kind}_id")
+                if not isinstance(given, int | str) or given not in known:
                     raise DataError(
                         f"{name} has the annotation {each.get('id')} of the {kind} {given!r}, which is not in the "
                         "file; write it again with all of its images and categories."
@@ -331,6 +328,15 @@ class _Document(NamedTuple):
     def objects(self, image: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the annotations of an image."""
         return self.by_image[image["id"]]
+
+    def points(self, each: Mapping[str, Any], count: int) -> Array:
+        """Return the keypoints [K, 3] of an object as x and y in pixels and 0 where nobody labelled them."""
+        given = each.get("keypoints") or [0] * (3 * count)
+        if not isinstance(given, list) or len(given) != 3 * count or not all(_is_number(value) for value in given):
+            raise DataError(
+                f"{self.name} has the annotation {each.get('id')} without {count} keypoints (x, y, v)."
+            ).about(each.get("id"))
+        return np.array(given, np.float64).reshape(count, 3)
 
     def box(self, each: Mapping[str, Any]) -> tuple[float, float, float, float]:
         """Return left, top, width and height of an object in pixels."""

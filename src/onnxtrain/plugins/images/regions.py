@@ -12,6 +12,9 @@ from onnxtrain.data.conversion import Array
 _SCALE: Final = 5.0
 """Points per pixel along an edge."""
 
+_FARTHEST: Final = 1000
+"""Pixels outside of the image that a point of a polygon may be."""
+
 
 def region(segmentation: Any, height: int, width: int) -> Array:
     """Return the pixels [H, W] in a region: a list of polygons (x, y, x, y, ...), or run lengths.
@@ -32,13 +35,10 @@ def region(segmentation: Any, height: int, width: int) -> Array:
         points = np.asarray(polygon, np.float64)
         if points.ndim != 1 or len(points) < 6 or len(points) % 2 or not np.isfinite(points).all():
             raise ValueError("a polygon needs three points or more, as x, y, x, y, ...")
-        if np.abs(points).max() > _FARTHEST:
+        if np.abs(points).max() > _FARTHEST + height + width:
             raise ValueError(f"a point of a polygon is at {np.abs(points).max():.6g}")
         found |= _of_polygon(points.reshape(-1, 2), height, width)
     return found
-
-
-_FARTHEST: Final = 1e5
 
 
 def _run_lengths(counts: Any) -> Sequence[int]:
@@ -82,15 +82,15 @@ def _of_polygon(points: Array, height: int, width: int) -> Array:
     As ``rleFrPoly`` of pycocotools, bit for bit.
     """
     corners = np.trunc(_SCALE * points + 0.5).astype(np.int64)
-    outline = np.concatenate([_edge(a, b) for a, b in zip(corners, np.roll(corners, -1, 0), strict=True)])
-    u, v = outline.T
-    moved = np.flatnonzero(u[1:] != u[:-1])
-    column = (np.where(u[1:] < u[:-1], u[1:], u[1:] - 1)[moved] + 0.5) / _SCALE - 0.5
-    row = np.ceil(np.clip((np.minimum(v[1:], v[:-1])[moved] + 0.5) / _SCALE - 0.5, 0, height))
-    inside = (np.floor(column) == column) & (column >= 0) & (column <= width - 1)
-    at = (column[inside] * height + row[inside]).astype(np.int64)
-    changes = np.bincount(at, minlength=height * width + 1)[: height * width]
-    return (np.cumsum(changes) % 2 == 1).reshape(width, height).T
+    changes = np.zeros(height * width + 1, np.int64)
+    for start, end in zip(corners, np.roll(corners, -1, 0), strict=True):
+        u, v = _edge(start, end).T
+        moved = np.flatnonzero(u[1:] != u[:-1])
+        column = (np.maximum(u[1:], u[:-1])[moved] - 0.5) / _SCALE - 0.5
+        row = np.ceil(np.clip((np.minimum(v[1:], v[:-1])[moved] + 0.5) / _SCALE - 0.5, 0, height))
+        inside = (np.floor(column) == column) & (column >= 0) & (column <= width - 1)
+        np.add.at(changes, (column[inside] * height + row[inside]).astype(np.int64), 1)
+    return (np.cumsum(changes[:-1]) % 2 == 1).reshape(width, height).T
 
 
 def _edge(start: Array, end: Array) -> Array:
