@@ -38,6 +38,7 @@ PUBLIC = {
     "errors",
     "hub",
     "evaluate",
+    "images",
     "examples",
     "dynamic_batch",
     "inference_mode",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import runpy
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -79,6 +81,15 @@ def test_boxes_train_and_are_measured(tmp_path):
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert {"map", "map_50"} <= trainer.evaluate(tmp_path / "instances.json").keys()
     assert trainer.predict(tmp_path / "instances.json").shape == (2, 18, 4, 4)
+
+
+@pytest.mark.sweep
+@pytest.mark.thorough
+def test_map_rises_above_a_half(tmp_path):
+    path = Path(__file__).parents[3] / "examples" / "coco.py"
+    found = runpy.run_path(str(path))["main"](tmp_path)
+    assert found["before"] < 0.05
+    assert found["after"] > 0.5
 
 
 def test_boxes_move_with_images_that_are_cut(tmp_path, caplog):
