@@ -64,8 +64,8 @@ class ImageReader(Reader):
         layout = Layout.of(spec, self.name)
         shift = _channels("mean", self.mean, layout.channels, spec)
         scale = _channels("std", self.std, layout.channels, spec)
-        pair = np.zeros(1) if shift is None else shift, np.ones(1) if scale is None else scale
-        given = None if shift is scale is None else Pixels(*(tuple(values.tolist()) for values in pair))
+        wide = (0.0,) if shift is None else shift.tolist(), (1.0,) if scale is None else scale.tolist()
+        given = None if shift is scale is None else Pixels(tuple(wide[0]), tuple(wide[1]))
         used, orient = given or spec.pixels, self.orient
         if orient is None:
             orient = spec.pixels is None or spec.pixels.orient

@@ -284,11 +284,11 @@ class _Document(NamedTuple):
         labels = {each["id"]: label for label, each in enumerate(categories)}
         by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
         for each in annotations:
-            for kind, known in (("image", by_image), ("category", labels)):
-                given = each.get(f"{kind}_id")
+            for whose, known in (("image", by_image), ("category", labels)):
+                given = each.get(f"{whose}_id")
                 if not isinstance(given, int | str) or given not in known:
                     raise DataError(
-                        f"{name} has the annotation {each.get('id')} of the {kind} {given!r}, which is not in the "
+                        f"{name} has the annotation {each.get('id')} of the {whose} {given!r}, which is not in the "
                         "file; write it again with all of its images and categories."
                     ).about(each.get("id"), got=given)
             by_image[each["image_id"]].append(each)
@@ -304,7 +304,7 @@ class _Document(NamedTuple):
 
     def path(self, image: Mapping[str, Any]) -> Path:
         """Return the path of an image."""
-        return self.folder / image["file_name"]
+        return self.folder / str(image["file_name"])
 
     def sources(self, *, turned: bool) -> list[ImageSource]:
         """Return the images to read, whose sizes are checked."""

@@ -166,14 +166,15 @@ class PixelTargets(NamedTuple):
 
             def of_channels(block: Array) -> Array:
                 if self.axis is None:
-                    return block == 1
-                return block[:, None] == numbers[:, None, None] if self.axis == 1 else block[..., None] == numbers
+                    return np.equal(block, 1)
+                found = block[:, None] == numbers[:, None, None] if self.axis == 1 else block[..., None] == numbers
+                return np.asarray(found)
 
             return _converted(labels, np.dtype(bool), of_channels(labels[:1]).shape[1:], of_channels)
         if not ignores:
             return labels
-        index = getattr(self.head.declared, "ignore_index", None)
-        ignored = np.int64(-100 if index is None else index)
+        given = getattr(self.head.declared, "ignore_index", None)
+        ignored = np.int64(-100 if given is None else given)
         kind = np.dtype(np.int16 if abs(ignored) < 2**15 else np.int64)
         return _converted(labels, kind, labels.shape[1:], lambda block: np.where(block == IGNORED, ignored, block))
 

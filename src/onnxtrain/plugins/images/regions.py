@@ -90,7 +90,8 @@ def _of_polygon(points: Array, height: int, width: int) -> Array:
         row = np.ceil(np.clip((np.minimum(v[1:], v[:-1])[moved] + 0.5) / _SCALE - 0.5, 0, height))
         inside = (np.floor(column) == column) & (column >= 0) & (column <= width - 1)
         np.add.at(changes, (column[inside] * height + row[inside]).astype(np.int64), 1)
-    return (np.cumsum(changes[:-1]) % 2 == 1).reshape(width, height).T
+    found: Array = (np.cumsum(changes[:-1]) % 2 == 1).reshape(width, height).T
+    return found
 
 
 def _edge(start: Array, end: Array) -> Array:

@@ -64,25 +64,26 @@ def predict_views(
         >>> onnxtrain.images.predict_views(onnxtrain.examples.digits_cnn(), np.zeros((2, 1, 8, 8))).shape
         (2, 10)
     """
-    names = [flips] if isinstance(flips, str) else [*dict.fromkeys(flips)]
+    names: list[str] = [flips] if isinstance(flips, str) else [*dict.fromkeys(flips)]
     if unknown := [name for name in names if name not in _FLIPS]:
         raise OptionError(f"flips has {unknown[0]!r}; it takes 'horizontal' and 'vertical'.").about("flips")
     if margin < 0:
         raise OptionError(f"margin is {margin}; it needs pixels, 0 or more.").about("margin", got=margin)
-    dataset, size, output = _opened(model, data, margin)
+    dataset, layout, output = _opened(model, data, margin)
     total: dict[str, Array] = {}
     starts = [(0, 0), (0, margin), (margin, 0), (margin, margin), (margin // 2, margin // 2)] if margin else [(0, 0)]
     mirrored = [tuple(name for name in names if chosen >> names.index(name) & 1) for chosen in range(2 ** len(names))]
     views = [(start, own) for start in starts for own in mirrored]
     for start, own in views:
-        for name, array in _predicted(model, _batches(dataset, batch_size, start, size, own), batch_size).items():
-            found = _restored(name or output, array, own, size, margin) / len(views)
+        batches = _batches(dataset, batch_size, start, layout.size, own)
+        for name, array in _predicted(model, batches, batch_size).items():
+            found = _restored(name or output, array, own, layout, margin) / len(views)
             total[name] = total[name] + found if name in total else found
     return next(iter(total.values())) if len(total) == 1 else total
 
 
-def _opened(model: Any, data: Any, margin: int) -> tuple[Dataset, tuple[int, int] | None, str]:
-    """Open images that are larger by a margin; return them, the size of the model's input, and its first output."""
+def _opened(model: Any, data: Any, margin: int) -> tuple[Dataset, Layout, str]:
+    """Open images that are larger by a margin; return them, the layout of the model's input, and its first output."""
     if isinstance(model, Trainer):
         objective, folder, names = model.objective, model.data_adapter.folder, model.data_adapter.names
     else:
@@ -98,7 +99,7 @@ def _opened(model: Any, data: Any, margin: int) -> tuple[Dataset, tuple[int, int
         raise OptionError("margin is for a model of a fixed image size; this one leaves it open.").about("margin")
     spec = specs[0] if not margin else _larger(specs[0], layout, margin)
     source = Reading.of(objective, folder).read(data)
-    return open_dataset(source, [spec], need_target=False), layout.size, str(objective.model.graph.outputs[0].name)
+    return open_dataset(source, [spec], need_target=False), layout, str(objective.model.graph.outputs[0].name)
 
 
 def _larger(spec: TensorSpec, layout: Layout, margin: int) -> TensorSpec:
@@ -110,7 +111,7 @@ def _larger(spec: TensorSpec, layout: Layout, margin: int) -> TensorSpec:
         shape[axis] = size + margin
     resizing = spec.resizing
     if resizing is not None and resizing.crop is not None:
-        resizing = resizing._replace(crop=(shape[axes[0]], shape[axes[1]]))
+        resizing = resizing._replace(crop=(resizing.crop[0] + margin, resizing.crop[1] + margin))
     return dataclasses.replace(spec, shape=tuple(shape), resizing=resizing)
 
 
@@ -124,8 +125,7 @@ def _batches(
             part = [slice(None)] * images.ndim
             for axis, first, length in zip(axes, start, size or (), strict=size is not None):
                 part[axis] = slice(first, first + length)
-            turned = [axes[1 - _FLIPS.index(flip)] for flip in flips]
-            yield {name: np.ascontiguousarray(np.flip(images[tuple(part)], turned))}
+            yield {name: np.ascontiguousarray(_flipped(images[tuple(part)], flips, axes))}
 
     return batches
 
@@ -135,11 +135,11 @@ def _predicted(model: Any, batches: Any, batch_size: int) -> dict[str, Array]:
     return found if isinstance(found, dict) else {"": found}
 
 
-def _restored(name: str, array: Array, flips: Sequence[str], size: tuple[int, int] | None, margin: int) -> Array:
+def _restored(name: str, array: Array, flips: Sequence[str], layout: Layout, margin: int) -> Array:
     """Return an output of a view as one of the image."""
     if array.ndim < 3:
         return array
-    if array.ndim != 4 and (size is None or array.shape[1:] != size):
+    if array.ndim != 4 and array.shape[1:] != layout.size:
         raise DataError(
             f"The output {name!r} has the shape {array.shape}; predict_views averages an output per image, or per "
             "pixel, [N, C, H, W]."
@@ -149,5 +149,8 @@ def _restored(name: str, array: Array, flips: Sequence[str], size: tuple[int, in
             f"margin is {margin}, but the output {name!r} has a value per pixel, which parts of an image do not share; "
             "leave it out."
         ).about("margin", got=margin)
-    axes = (1, 2) if array.ndim == 3 else (2, 3)
-    return np.flip(array, [axes[1 - _FLIPS.index(flip)] for flip in flips])
+    return _flipped(array, flips, (1, 2) if array.ndim == 3 or layout.axis == 2 else (2, 3))
+
+
+def _flipped(array: Array, flips: Sequence[str], axes: tuple[int, int]) -> Array:
+    return np.flip(array, tuple(axes[1 - _FLIPS.index(flip)] for flip in flips))
