@@ -36,6 +36,20 @@ def segmenter(channels: int, size: tuple[object, object] = (16, 16), stride: int
     return model({"logits": ([channels, *out], nodes)}, weights, [3, *size])
 
 
+def channels_last(channels: int) -> onnx.ModelProto:
+    """Return ``segmenter`` with images [N, H, W, 3] and ``logits`` [N, H, W, channels]."""
+    inner = segmenter(channels)
+    nodes = [*inner.graph.node]
+    nodes[0].input[0], nodes[-1].output[0] = "first_channels", "logits_first"
+    nodes = [
+        helper.make_node("Transpose", ["image"], ["first_channels"], perm=[0, 3, 1, 2]),
+        *nodes,
+        helper.make_node("Transpose", ["logits_first"], ["logits"], perm=[0, 2, 3, 1]),
+    ]
+    weights = {each.name: numpy_helper.to_array(each) for each in inner.graph.initializer}
+    return model({"logits": ([16, 16, channels], nodes)}, weights, [16, 16, 3])
+
+
 def regressor(numbers: list[int], size: int = 16, seed: int = 0) -> onnx.ModelProto:
     """Return a linear layer to ``numbers`` [N, ...]."""
     count = int(np.prod(numbers))

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnxtrain.images import MaskFolder
-from pixel_models import regressor, segmenter, write_squares
+from pixel_models import channels_last, regressor, segmenter, write_squares
 
 import onnxtrain
 from onnxtrain.cli import main
@@ -115,6 +115,13 @@ def test_losses_on_values_get_a_channel_per_class(folder, channels, loss):
     wanted = labels[:, None] == ([1] if channels == 1 else np.arange(2)[:, None, None])
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_channels_may_be_last(folder):
+    labels = opened(folder)[1]
+    for loss, wanted in (("cross_entropy(axis=-1)", labels), ("bce", labels[..., None] == np.arange(2))):
+        (batch,) = onnxtrain.Trainer(channels_last(2), loss=loss).open_data(folder).batches(100)
+        np.testing.assert_array_equal(batch.targets, wanted)
 
 
 def test_masks_have_the_size_of_the_output(folder):

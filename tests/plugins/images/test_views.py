@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from pixel_models import segmenter, slots, write_squares
+from pixel_models import channels_last, segmenter, slots, write_squares
 
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
@@ -51,6 +51,8 @@ def test_pixels_are_mirrored_back():
     wanted = (run(COLOURED) + run(COLOURED[..., ::-1])[..., ::-1]) / 2
     found = onnxtrain.images.predict_views(segmenter(2), COLOURED)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    last = onnxtrain.images.predict_views(channels_last(2), COLOURED.transpose(0, 2, 3, 1))
+    np.testing.assert_allclose(last.transpose(0, 3, 1, 2), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_folders_are_read_as_by_predict(tmp_path):
