@@ -294,8 +294,7 @@ class Reading:
     @classmethod
     def of(cls, objective: Objective, folder: Path | None) -> Reading:
         """Return the settings of a prediction."""
-        head = objective.heads[0] if objective.heads else None
-        return cls(None if head is None else head.loss, folder, head=head)
+        return cls(head.loss if (head := next(iter(objective.heads), None)) else None, folder, head=head)
 
     def read(self, source: Any) -> Any:
         """Return data of plugins' kinds as examples, and other data as they are."""

@@ -396,7 +396,12 @@ class Trainer(TrainedModel):
         best = None if save_best is None or checkpoint is None else os.path.join(checkpoint, name)
         if best is not None and os.path.isdir(os.path.dirname(best)):
             self.config.model.check_writable(best)
-        folder = None if run is None else _run_folder(run, resume=checkpoints.resume)
+        folder = None
+        if run is not None:
+            from onnxtrain.training.run_folder import RunFolder  # imports the charts
+
+            folder = run if isinstance(run, RunFolder) else RunFolder(run)
+            folder.check(resume=checkpoints.resume)
         if checkpoints.resume:
             self._take_names(checkpoints)
         self.data_adapter.paired = -(-batch_size // self.config.accumulate)
@@ -552,11 +557,3 @@ def _named_sets(validation: Source, inputs: Set[str]) -> dict[str, Source]:
     if named and not any(is_array_like(each) and not is_frame(each) for each in validation.values()):
         return {f"{name}_": each for name, each in validation.items()}
     return {} if validation is None else {"": validation}
-
-
-def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:
-    from onnxtrain.training.run_folder import RunFolder  # imports the charts
-
-    folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    folder.check(resume=resume)
-    return folder
