@@ -171,6 +171,21 @@ def test_predictions_without_an_axis_are_refused(loss, shape, message):
         onnxtrain.Trainer(model, loss=loss)
 
 
+def test_steps_between_grades_are_not_scores_of_classes():
+    x, grade = RANDOM.normal(size=(6, 4)).astype(np.float32), LABELS
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 2)), loss="ordinal")
+    with pytest.raises(OptionError, match="accuracy needs to know what the predictions are"):
+        trainer.evaluate(x, grade, metrics="accuracy")
+    with pytest.raises(OptionError, match="needs scores over classes, or binary logits, but with the loss ordinal"):
+        trainer.predict(x, labels=True)
+
+    def right(y_true, y_pred):
+        return np.mean((y_pred > 0).sum(1) == y_true)
+
+    wanted = np.mean((trainer.predict(x) > 0).sum(1) == grade)
+    assert trainer.evaluate(x, grade, metrics=[right])["right"] == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize(
     ("alias", "name"),
     [

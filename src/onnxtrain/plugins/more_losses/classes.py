@@ -33,6 +33,7 @@ from onnxtrain.losses.dice_loss import Dice
 from onnxtrain.losses.embedding_losses import EmbeddingLoss
 from onnxtrain.losses.probabilities import logit
 from onnxtrain.lowering.training_info.recipe import LossTerms
+from onnxtrain.metrics.base import MetricInput
 
 _FAR = 1e9
 
@@ -210,6 +211,10 @@ class Ordinal(ScoreLoss):
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
         """Check that labels are from 0 to K - 1."""
         return LabelCheck(self.classes(prediction))
+
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
+        """Return that logits are not scores of classes, so that only functions measure them."""
+        return MetricInput(self.name, None)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss: softplus(y) - [t > k] y."""
