@@ -58,6 +58,7 @@ PUBLIC = {
     "kernels",
     "layer_decay",
     "layers",
+    "lbfgs",
     "losses",
     "metrics",
     "pruning",

@@ -79,6 +79,8 @@ ORDER = (
     "plugins/__init__.py",
     "plugins/audio/",
     "plugins/detection/",
+    "plugins/more_losses/",
+    "plugins/lbfgs/",
     "plugins/text/",
     "plugins/structures/",
     "plugins/sparse/",

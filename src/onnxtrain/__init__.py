@@ -25,6 +25,7 @@ _MODULES = {
     "hub": "interop.hub",
     "kernels": "runtime.kernels",
     "layers": "editing.layers",
+    "lbfgs": "plugins.lbfgs",
     "parallel": "distributed",
     "pruning": "plugins.pruning",
     "ray": "interop.ray",

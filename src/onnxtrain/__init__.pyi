@@ -46,6 +46,7 @@ from .operators import Lion as Lion
 from .operators import Momentum as Momentum
 from .operators import RMSprop as RMSprop
 from .operators.sparsity import Sparsity as Sparsity
+from .plugins import lbfgs as lbfgs
 from .plugins import pruning as pruning
 from .plugins import text as text
 from .plugins.audio.mel import prepend_mel as prepend_mel
