@@ -6,11 +6,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from onnxtrain.lbfgs import minimize
 from sklearn.linear_model import LogisticRegression
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.plugins.lbfgs import _Search, minimize
+from onnxtrain.plugins.lbfgs.search import _Search
 
 RANDOM = np.random.default_rng(0)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -169,6 +172,17 @@ def test_predictions_without_an_axis_are_refused(loss, shape, message):
         f (float[n, 4] x) => (float[{shape}] y) <float[4] w = {{1, 2, 3, 4}}> {{ y = MatMul(x, w) }}""")
     with pytest.raises(OptionError, match=message):
         onnxtrain.Trainer(model, loss=loss)
+
+
+def test_the_names_of_keras_on_the_page_are_those_here():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "coming_from.md").read_text()
+    (row,) = [line for line in page.splitlines() if '"poisson"' in line]
+    texts, classes = re.findall(r'`"(\w+)"`', row), re.findall(r"`([A-Z]\w+)`", row)
+    assert len(texts) == 9
+    assert len(classes) == 4
+    for name in texts:
+        onnxtrain.Trainer(onnxtrain.examples.mlp((4, 2)), loss=name)
+    assert all(issubclass(getattr(losses, name), losses.Loss) for name in classes)
 
 
 def test_steps_between_grades_are_not_scores_of_classes():
