@@ -47,7 +47,8 @@ class RowLoss(ClassLoss):
 
     def with_form(self, form: TargetForm) -> Self:
         """Set the class axis if none was given."""
-        return replace(self, axis=form.axis) if self.axis is None else self  # type: ignore[type-var]
+        given: dict[str, Any] = {"axis": form.axis if self.axis is None else self.axis}
+        return replace(self, **given)
 
     def mean(self, op: Builder, terms: Value, prediction: Value, weights: Value | None) -> LossTerms:
         """Emit the mean of terms without the class axis."""

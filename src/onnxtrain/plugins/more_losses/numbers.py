@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -164,8 +164,9 @@ class Quantile(ReducedLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        several = isinstance(self.q, Sequence | np.ndarray) and not isinstance(self.q, str)
-        given = list(self.q) if several else [self.q]  # type: ignore[arg-type]
+        raw: Any = self.q
+        several = isinstance(raw, Sequence | np.ndarray)
+        given = [*raw] if several else [raw]
         if not given or not all(isinstance(each, float | int | np.number) and 0 < each < 1 for each in given):
             raise OptionError(f"q is {self.q!r}; quantile needs a number between 0 and 1, or several.")
         object.__setattr__(self, "q", tuple(map(float, given)) if several else float(given[0]))
