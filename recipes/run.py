@@ -75,7 +75,10 @@ NEAR = 0.01
 """A mean within this share of the published figure reproduces it."""
 
 DEVIATIONS = 2.0
-"""So does a mean within so many standard deviations: of the published figure and of ours between seeds, together."""
+"""So does a mean within so many standard deviations: of the published figure and of ours between seeds, together ..."""
+
+FARTHEST = 0.25
+"""... but never one that is farther away than this share: much noise reproduces nothing."""
 
 
 class Published(NamedTuple):
@@ -109,7 +112,8 @@ class Published(NamedTuple):
         """Return whether a mean with a deviation between seeds is this figure."""
         if self.at_most:
             return mean <= self.value
-        return abs(mean - self.value) <= max(NEAR * abs(self.value), DEVIATIONS * math.hypot(spread, self.spread))
+        noise = min(DEVIATIONS * math.hypot(spread, self.spread), FARTHEST * abs(self.value))
+        return abs(mean - self.value) <= max(NEAR * abs(self.value), noise)
 
 
 @dataclass(frozen=True)

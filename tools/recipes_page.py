@@ -40,9 +40,9 @@ file or memory is missing, the run ends before it starts, with one sentence. `--
 "Published" figures are quoted from the sources that they link to. "Ours" is the mean over the seeds and the standard
 deviation between them; `expected.toml` in the folder of a recipe has the accepted and the possible bounds. A published
 figure is "reproduced" by a mean within one percent of it, or within two standard deviations, the published one and ours
-together; of two published figures, one is enough. Otherwise the table has the factor between ours and the nearest
-published figure, and the section says what is different. Better is not reproduced either. "Seconds" are seeds times CPU
-time of a seed, on one thread of a Xeon with AVX-512 that had other work.
+together, but at most a quarter of it; of two published figures, one is enough. Otherwise the table has the
+factor between ours and the nearest published figure, and the section says what is different. Better is not reproduced
+either. "Seconds" are seeds times CPU time of a seed, on one thread of a Xeon with AVX-512 that had other work.
 
 `python recipes/run.py NAME --record` writes new figures to the file, and `python tools/recipes_page.py` this page.
 """
