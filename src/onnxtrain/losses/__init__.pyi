@@ -45,6 +45,7 @@ from onnxtrain.plugins.more_losses.numbers import MeanSquaredLogarithmicError as
 from onnxtrain.plugins.more_losses.numbers import Poisson as Poisson
 from onnxtrain.plugins.more_losses.numbers import Quantile as Quantile
 from onnxtrain.plugins.more_losses.survival import Cox as Cox
+from onnxtrain.plugins.text.policy_loss import GRPO as GRPO
 from onnxtrain.plugins.text.preference_losses import DPO as DPO
 from onnxtrain.plugins.text.preference_losses import KTO as KTO
 from onnxtrain.plugins.text.preference_losses import ORPO as ORPO
