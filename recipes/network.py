@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 OPSET, IR_VERSION = 18, 8
 
@@ -16,16 +16,18 @@ class Network:
 
     Attributes:
         rng: Generator of the random weights.
+        dtype: Type of weights, inputs and outputs.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dtype: object = np.float32) -> None:
+        self.dtype = np.dtype(dtype)
         self.rng = np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
 
-    def constant(self, name: str, value: object, dtype: object = np.float32) -> str:
+    def constant(self, name: str, value: object, dtype: object = None) -> str:
         """Add an initializer, and return its name."""
-        self.initializers.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        self.initializers.append(numpy_helper.from_array(np.asarray(value, dtype or self.dtype), name))
         return name
 
     def uniform(self, name: str, bound: float, *shape: int) -> str:
@@ -56,11 +58,12 @@ class Network:
         self,
         inputs: Mapping[str, Sequence[int | str]],
         outputs: Mapping[str, Sequence[int | str]],
-        input_type: int = TensorProto.FLOAT,
+        input_type: int | None = None,
     ) -> onnx.ModelProto:
-        """Return the model with inputs and float outputs of these shapes."""
-        infos = [helper.make_tensor_value_info(name, input_type, shape) for name, shape in inputs.items()]
-        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+        """Return the model with inputs and outputs of these shapes."""
+        kind = helper.np_dtype_to_tensor_dtype(self.dtype)
+        infos = [helper.make_tensor_value_info(name, input_type or kind, shape) for name, shape in inputs.items()]
+        results = [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()]
         graph = helper.make_graph(self.nodes, "recipe", infos, results, self.initializers)
         versions = {"": OPSET} | {node.domain: 1 for node in self.nodes if node.domain}
         imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]

@@ -3,9 +3,11 @@
     python recipes/run.py NAME [--mnist FOLDER] [--fashion FOLDER] [--seeds 0,1,2] [--workers 2] [--quick | --record]
 
 NAME is a folder of recipes/, or the path of another one. `train.py` in it has a function `train(options, seed)`, which
-returns a figure by name; `expected.toml` has the figures to compare with, their sources, and the recipe's needs. The
-exit code is 1 where a mean is not the expected one, 2 where a package, a file or memory is missing. --quick runs a
-form of seconds, with bounds of its own. --record writes means, deviations, seeds and seconds into `expected.toml`.
+returns a figure by name; `expected.toml` has the figures to compare with, their sources, and the recipe's needs. Two
+questions have two answers: is a mean the one that was recorded, and does it reproduce the published one. The exit code
+is 1 where a mean is not the recorded one or a figure is impossible, 2 where a package, a file or memory is missing.
+--quick runs a form of seconds, with bounds of its own. --record writes means, deviations, seeds and seconds into
+`expected.toml`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and scikit-learn read it: a seed takes one thread
 
@@ -68,6 +71,51 @@ class Outcome:
     seconds: float
 
 
+NEAR = 0.01
+"""A mean within this share of the published figure reproduces it."""
+
+DEVIATIONS = 2.0
+"""So does a mean within so many standard deviations: of the published figure and of ours between seeds, together ..."""
+
+FARTHEST = 0.25
+"""... but never one that is farther away than this share: much noise reproduces nothing."""
+
+
+class Published(NamedTuple):
+    """A published figure.
+
+    Attributes:
+        value: The number.
+        spread: Its standard deviation, as published; 0 where there is none.
+        at_most: True where the source only says that it is below ``value``.
+    """
+
+    value: float
+    spread: float = 0.0
+    at_most: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> list[Published]:
+        """Read texts such as "0.14; 0.62", "492 ± 13", "below 1e3" and "close to 1e6".
+
+        >>> Published.read("below 1e3; -90 ± 6")
+        [Published(value=1000.0, spread=0.0, at_most=True), Published(value=-90.0, spread=6.0, at_most=False)]
+        """
+        found = []
+        for part in filter(None, text.split("; ")):
+            at_most = part.startswith("below ")
+            value, _, spread = part.removeprefix("below ").removeprefix("close to ").partition(" ± ")
+            found.append(cls(float(value), float(spread or 0), at_most))
+        return found
+
+    def is_reproduced(self, mean: float, spread: float) -> bool:
+        """Return whether a mean with a deviation between seeds is this figure."""
+        if self.at_most:
+            return mean <= self.value
+        noise = min(DEVIATIONS * math.hypot(spread, self.spread), FARTHEST * abs(self.value))
+        return abs(mean - self.value) <= max(NEAR * abs(self.value), noise)
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure of a recipe.
@@ -77,6 +125,7 @@ class Figure:
         ours: Mean over the seeds.
         spread: Standard deviation between the seeds.
         within: Largest accepted difference between a mean and ``ours``.
+        possible: Smallest and largest value that such a figure can have.
         quick: Smallest and largest accepted value of the quick form; empty where that has no such figure.
         published: The published figures.
     """
@@ -85,12 +134,25 @@ class Figure:
     ours: float
     spread: float
     within: float
+    possible: tuple[float, float]
     quick: tuple[float, ...]
     published: str = ""
 
     def bounds(self, quick: bool) -> tuple[float, ...]:
-        """Smallest and largest accepted mean."""
-        return tuple(self.quick) if quick else (self.ours - self.within, self.ours + self.within)
+        """Smallest and largest accepted mean, both possible."""
+        low, high = self.quick if quick else (self.ours - self.within, self.ours + self.within)
+        return max(low, self.possible[0]), min(high, self.possible[1])
+
+    def verdict(self, mean: float, spread: float) -> str:
+        """Return whether a mean reproduces a published figure: "yes", or "no" with the factor; "-" without one."""
+        known = Published.read(self.published)
+        if not known:
+            return "-"
+        if any(each.is_reproduced(mean, spread) for each in known):
+            return "yes"
+        factors = [mean / each.value for each in known]
+        nearest = min(factors, key=lambda factor: abs(math.log(factor)) if 0 < factor < math.inf else math.inf)
+        return f"no, {nearest:.3g} times"
 
 
 @dataclass(frozen=True)
@@ -189,19 +251,25 @@ class Recipe:
         return [figure for figure in self.figures if figure.quick or not quick]
 
     def compare(self, outcomes: Sequence[Outcome], quick: bool) -> tuple[str, bool]:
-        """Return a table of the figures, and whether all means are within their bounds."""
-        lines = ["| figure | published | accepted | mean | deviation | |", "| --- | --- | --- | --- | --- | --- |"]
+        """Return a table of the figures, and whether all figures are possible and all means within their bounds."""
+        lines = [
+            "| figure | published | mean | deviation | reproduced | accepted | |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
         right = True
         for figure in self.figures_of(quick):
             values = np.array([outcome.figures[figure.name] for outcome in outcomes])
             low, high = figure.bounds(quick)
             with np.errstate(invalid="ignore"):  # a figure may be infinite, as steps to what is never reached
                 deviation = values.std()
-            good = bool(low <= values.mean() <= high)  # false for NaN
+            possible = bool(((figure.possible[0] <= values) & (values <= figure.possible[1])).all())  # false for NaN
+            good = possible and bool(low <= values.mean() <= high)
             right &= good
+            said = "as recorded" if good else "NOT as recorded" if possible else "IMPOSSIBLE"
             lines.append(
-                f"| {figure.name} | {figure.published or '-'} | {low:.4g} to {high:.4g} | {values.mean():.4g} | "
-                f"{deviation:.2g} | {'as expected' if good else 'NOT as expected'} |"
+                f"| {figure.name} | {figure.published or '-'} | {values.mean():.4g} | {deviation:.2g} | "
+                f"{'-' if quick else figure.verdict(float(values.mean()), float(deviation))} | "
+                f"{low:.4g} to {high:.4g} | {said} |"
             )
         return "\n".join(lines), right
 
@@ -245,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quick", action="store_true", help="seconds instead of minutes")
-    form.add_argument("--record", action="store_true", help="make what is found the expected figures")
+    form.add_argument("--record", action="store_true", help="make what is found the recorded figures")
     given = parser.parse_args(arguments)
     folders = {name: getattr(given, name) for name in DATA_SETS if getattr(given, name)}
     options = Options(given.quick, folders)

@@ -13,6 +13,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 TESTED_ELSEWHERE = {
     "custom_ops_plain.py": "tests/native/test_native_library.py",
+    "server.py": "tests/test_server_example.py",
     "step_in_place.py": "tests/passes/test_in_place_runs.py",
     "train.cpp": "tests/languages/test_cpp.py",
     "run_sparse.cpp": "tests/languages/test_cpp_sparse.py",

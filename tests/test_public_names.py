@@ -61,6 +61,7 @@ PUBLIC = {
     "kernels",
     "layer_decay",
     "layers",
+    "lbfgs",
     "losses",
     "metrics",
     "pruning",

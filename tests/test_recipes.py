@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import math
 import subprocess
 import sys
@@ -26,7 +27,7 @@ FOLDERS = sorted(path.parent for path in (ROOT / "recipes").glob("*/train.py"))
 
 def recipe(**changes):
     """A recipe without needs, and with one figure."""
-    figure = runner.Figure("error, %", ours=2.0, spread=0.1, within=0.5, quick=(0.0, 3.0), published="1.9")
+    figure = runner.Figure("error, %", 2.0, 0.1, within=0.5, possible=(0.0, 100.0), quick=(0.0, 3.0), published="1.9")
     fields = {"title": "", "about": "", "source": "", "seeds": 2, "seconds": 1, "memory": 10, "figures": (figure,)}
     return runner.Recipe(Path("some"), **fields | changes)
 
@@ -50,7 +51,61 @@ def outcomes(*values):
 def test_means_are_compared_with_the_expected_figures(values, quick, right):
     table, found = recipe().compare(outcomes(*values), quick)
     assert found == right
-    assert ("NOT as expected" in table) != right
+    assert ("| as recorded |" in table) == right
+
+
+def test_bounds_are_possible_ones():
+    figure = runner.Figure("error, %", 0.3, 0.1, within=0.5, possible=(0.0, 100.0), quick=(-1.0, 200.0))
+    assert figure.bounds(quick=False) == (0.0, 0.8)
+    assert figure.bounds(quick=True) == (0.0, 100.0)
+
+
+@pytest.mark.parametrize("values", [(-0.1, 0.7), (math.nan, 0.3), (101.0, -99.0)])
+def test_an_impossible_figure_fails_even_where_the_mean_is_right(values):
+    figure = runner.Figure("error, %", 0.3, 0.1, within=0.9, possible=(0.0, 100.0), quick=())
+    table, right = recipe(figures=(figure,)).compare(outcomes(*values), quick=False)
+    assert not right
+    assert "| IMPOSSIBLE |" in table
+
+
+@pytest.mark.parametrize(
+    ("published", "mean", "spread", "verdict"),
+    [
+        ("", 1.0, 0.1, "-"),
+        ("2.0", 2.02, 0.0, "yes"),
+        ("2.0", 2.03, 0.0, "no, 1.01 times"),
+        ("2.0", 2.19, 0.1, "yes"),
+        ("2.0", 2.21, 0.1, "no, 1.1 times"),
+        ("2.0 ± 0.3", 2.5, 0.1, "yes"),
+        ("2.0 ± 0.3", 2.6, 0.1, "no, 1.3 times"),
+        ("6.7e-4", 1.23e-3, 3.9e-4, "no, 1.84 times"),
+        ("2.0 ± 0.3", 1.3, 0.1, "no, 0.65 times"),
+        ("6.7e-4", 0.0332, 0.0, "no, 49.6 times"),
+        ("87", 27.53, 8.5, "no, 0.316 times"),
+        ("0.14; 0.62", 0.71, 0.07, "yes"),
+        ("0.14; 0.62", 0.9, 0.07, "no, 1.45 times"),
+        ("-90 ± 6", -84.0, 1.8, "yes"),
+        ("-90 ± 6", 84.0, 1.8, "no, -0.933 times"),
+        ("below 1e3", 90.0, 0.0, "yes"),
+        ("below 1e3", 1200.0, 0.0, "no, 1.2 times"),
+        ("close to 1e6", 1273.0, 76.0, "no, 0.00127 times"),
+        ("1", math.nan, 0.0, "no, nan times"),
+    ],
+)
+def test_a_published_figure_is_reproduced_from_both_sides(published, mean, spread, verdict):
+    figure = runner.Figure("error", mean, spread, within=1.0, possible=(0.0, 1e9), quick=(), published=published)
+    assert figure.verdict(mean, spread) == verdict
+
+
+def test_a_run_says_both_whether_it_is_as_recorded_and_whether_it_reproduces():
+    figure = runner.Figure("error, %", 3.0, 0.1, within=0.5, possible=(0.0, 100.0), quick=(0.0, 9.0), published="1.9")
+    table, right = recipe(figures=(figure,)).compare(outcomes(3.0, 3.2), quick=False)
+    assert right
+    assert "| 1.9 | 3.1 | 0.1 | no, 1.63 times | 2.5 to 3.5 | as recorded |" in table
+    assert (
+        "| 1.9 | 3.1 | 0.1 | - | 0 to 9 | as recorded |"
+        in recipe(figures=(figure,)).compare(outcomes(3.0, 3.2), quick=True)[0]
+    )  # a short run reproduces nothing
 
 
 def test_a_package_that_is_missing_or_old_is_named():
@@ -113,6 +168,7 @@ def test_a_run_records_its_figures(tmp_path):
         "ours = 1.0",
         "spread = 0.0",
         "within = 5.0",
+        "possible = [0, 100]",
         "quick = [0, 3]",
     ]
     (tmp_path / "expected.toml").write_text("\n".join(lines))
@@ -132,15 +188,15 @@ def test_a_wrong_expected_figure_fails_the_run(tmp_path):
     folder.mkdir()
     (folder / "train.py").write_text("def train(options, seed):\n    return {'figure': 2.0 + seed}\n")
     entries = 'title = ""\nabout = ""\nsource = ""\nseeds = 2\nseconds = 1\nmemory = 10\n'
-    figure = '[figures."figure"]\nours = 2.5\nspread = 0.5\nwithin = 0.1\nquick = [1.9, 2.1]\n'
+    figure = '[figures."figure"]\nours = 2.5\nspread = 0.5\nwithin = 0.1\npossible = [0, inf]\nquick = [1.9, 2.1]\n'
     (folder / "expected.toml").write_text(entries + figure)
     result = run(folder)
     assert result.returncode == 0, result.stderr
-    assert "| figure | - | 1.9 to 2.1 | 2 | 0 | as expected |" in result.stdout
+    assert "| figure | - | 2 | 0 | - | 1.9 to 2.1 | as recorded |" in result.stdout
     (folder / "expected.toml").write_text(entries + figure.replace("[1.9, 2.1]", "[2.1, 3.0]"))
     result = run(folder)
     assert result.returncode == 1
-    assert "NOT as expected" in result.stdout
+    assert "NOT as recorded" in result.stdout
     (folder / "expected.toml").write_text(entries + figure.replace('"figure"', '"other"'))
     assert "returned ['figure'], but its expected.toml has other figures" in run(folder).stderr
 
@@ -181,9 +237,15 @@ def test_every_recipe_is_complete(folder):
     assert min(loaded.seeds, loaded.seconds, loaded.memory) > 0
     assert set(loaded.data) <= set(runner.DATA_SETS)
     assert any(figure.quick for figure in loaded.figures)
+    verdicts = [figure.verdict(figure.ours, figure.spread) for figure in loaded.figures]
+    assert loaded.why or not any(verdict.startswith("no") for verdict in verdicts), "say why it is not reproduced"
     for figure in loaded.figures:
         assert 0 < figure.within < math.inf or figure.ours == 0, figure.name
         assert figure.spread <= figure.within, figure.name
+        low, high = figure.possible
+        assert low <= figure.ours <= high, figure.name
+        assert all(low <= bound <= high for bound in figure.quick), figure.name
+        assert runner.Published.read(figure.published) or not figure.published
 
 
 def test_the_extras_have_every_package_that_a_recipe_needs():
@@ -208,4 +270,15 @@ def test_the_page_has_every_figure():
     for folder in FOLDERS:
         assert f"\n## {folder.name}\n" in text
         for figure in runner.Recipe.load(folder).figures:
-            assert f"| {figure.name} | {figure.published} |" in text
+            verdict = figure.verdict(figure.ours, figure.spread) if figure.published else ""
+            (line,) = [line for line in section_of_rows(text, folder.name) if f"| {figure.name} |" in line]
+            assert f"| {verdict} |" in line
+            assert f"[{figure.published}](" in line or not figure.published
+
+
+def section_of_rows(text, recipe):
+    """The rows of the table from the one that names a recipe to the next name."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    start = next(index for index, line in enumerate(lines) if line.startswith(f"| [{recipe}](#"))
+    rest = lines[start + 1 :]
+    return [lines[start], *itertools.takewhile(lambda line: not line.startswith("| ["), rest)]

@@ -80,6 +80,8 @@ ORDER = (
     "plugins/audio/",
     "plugins/detection/",
     "plugins/images/",
+    "plugins/more_losses/",
+    "plugins/lbfgs/",
     "plugins/text/",
     "plugins/structures/",
     "plugins/sparse/",

@@ -5,6 +5,7 @@ python tools/recipes_page.py
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -22,8 +23,8 @@ Before its release on PyPI, install onnxtrain from a checkout, `pip install '.[c
 [other builds](devices.md#builds-of-onnx-runtime) of ONNX Runtime.
 
 A recipe repeats a published result: a folder of [`recipes`](../recipes/run.py) with the model, the training, and the
-expected figures with their sources. This runs one, compares its means over the seeds with the expected figures, and
-fails if one is outside its bounds:
+recorded figures with their sources. This runs one, says whether its means over the seeds are the recorded ones and
+whether they reproduce the published ones, and fails if one is not as recorded, or impossible, such as a negative error:
 
 ```sh
 pip install 'onnxtrain[cpu,recipes]'
@@ -36,9 +37,12 @@ file or memory is missing, the run ends before it starts, with one sentence. `--
 
 ## Figures
 
-"Published" figures are quoted from the sources that each section names. "Ours" is the mean over the seeds and the
-standard deviation between them; `expected.toml` in the folder of a recipe has the accepted bounds. "Seconds" are seeds
-times CPU time of a seed, on one thread of a Xeon with AVX-512 that had other work.
+"Published" figures are quoted from the sources that they link to. "Ours" is the mean over the seeds and the standard
+deviation between them; `expected.toml` in the folder of a recipe has the accepted and the possible bounds. A published
+figure is "reproduced" by a mean within one percent of it, or within two standard deviations, the published one and ours
+together, but at most a quarter of it; of two published figures, one is enough. Otherwise the table has the
+factor between ours and the nearest published figure, and the section says what is different. Better is not reproduced
+either. "Seconds" are seeds times CPU time of a seed, on one thread of a Xeon with AVX-512 that had other work.
 
 `python recipes/run.py NAME --record` writes new figures to the file, and `python tools/recipes_page.py` this page.
 """
@@ -49,6 +53,13 @@ def number(value: float) -> str:
     return f"{value:.4g}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
 
 
+def link(recipe: Recipe) -> str:
+    """The address of the first source of a recipe."""
+    found = re.search(r"\]\(([^)]+)\)", recipe.source)
+    assert found is not None, recipe.folder
+    return found[1]
+
+
 def rows(recipe: Recipe) -> list[str]:
     """The rows of a recipe's figures."""
     lines = []
@@ -57,8 +68,9 @@ def rows(recipe: Recipe) -> list[str]:
         cells = [
             f"[{recipe.folder.name}](#{recipe.folder.name})" if first else "",
             figure.name,
-            figure.published,
+            f"[{figure.published}]({link(recipe)})" if figure.published else "",
             number(figure.ours) + (f" ± {number(figure.spread)}" if recipe.seeds > 1 else ""),
+            figure.verdict(figure.ours, figure.spread) if figure.published else "",
             f"{recipe.seeds} x {recipe.seconds}" if first else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -81,8 +93,8 @@ def page() -> str:
     """The page as text."""
     recipes = [Recipe.load(path.parent) for path in sorted(RECIPES.glob("*/expected.toml"))]
     table = [
-        "| recipe | figure | published | ours | seconds |",
-        "| --- | --- | --- | --- | --- |",
+        "| recipe | figure | published | ours | reproduced | seconds |",
+        "| --- | --- | --- | --- | --- | --- |",
         *(line for recipe in recipes for line in rows(recipe)),
     ]
     return "\n\n".join([HEAD.rstrip(), "\n".join(table), *map(section, recipes)]) + "\n"

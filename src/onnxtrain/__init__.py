@@ -27,6 +27,7 @@ _MODULES = {
     "images": "plugins.images",
     "kernels": "runtime.kernels",
     "layers": "editing.layers",
+    "lbfgs": "plugins.lbfgs",
     "parallel": "distributed",
     "pruning": "plugins.pruning",
     "ray": "interop.ray",

@@ -25,6 +25,10 @@ LOSSES = {
         "the model is a detector; tests/losses compares them with NumPy and PyTorch",
     ),
     **dict.fromkeys(
+        ("circle", "cox"),
+        "examples are compared with each other; tests/plugins/more_losses compares them with formulas",
+    ),
+    **dict.fromkeys(
         ("dpo", "orpo", "kto", "reward", "grpo", "multiple_negatives", "listnet", "ranknet"),
         "the model takes groups of rows; tests/plugins/text compares them with formulas and TRL",
     ),

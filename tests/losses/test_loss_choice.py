@@ -76,8 +76,8 @@ def test_every_argument_of_every_loss_can_be_written(name):
         ("huber(-1)", r"delta is -1\.0; the Huber loss needs a finite number above 0"),
         ("huber(__import__('os'))", "delta is .* it needs a number"),
         (
-            "hinge(1)",
-            r"There is no loss 'hinge\(1\)'; use softmax_cross_entropy, .*huber, .*each with arguments as in 'hu",
+            "wing(1)",
+            r"There is no loss 'wing\(1\)'; use softmax_cross_entropy, .*huber, .*each with arguments as in 'hu",
         ),
         ("huber(1", r"There is no loss 'huber\(1'"),
         ("huber(delta=1, delta=2)", "There is no loss 'huber"),

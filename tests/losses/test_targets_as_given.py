@@ -163,6 +163,7 @@ def test_tables_that_do_not_fit(table, target, message):
         onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS).fit(table, target=target)
 
 
+@pytest.mark.plugins
 def test_losses_have_common_names():
     for alias, name in ALIASES.items():
         assert resolve_loss(alias) == resolve_loss(name)

@@ -14,11 +14,12 @@ from onnxtrain.losses import LOSSES
 from onnxtrain.losses.embedding_losses import EmbeddingLoss
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.plugins.detection.losses import DetectionLoss
+from onnxtrain.plugins.more_losses.survival import Cox
 
 CUTS = (12, 7, 5, 2, 1)
 """Batch sizes; 7 and 5 leave a smaller last batch."""
 
-ELSEWHERE = (DetectionLoss, EmbeddingLoss, GroupLoss)
+ELSEWHERE = (Cox, DetectionLoss, EmbeddingLoss, GroupLoss)
 """Losses that compare the examples of a batch with each other, and those of test_group_losses.py."""
 
 NOT_TRIED = {

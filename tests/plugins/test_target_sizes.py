@@ -84,6 +84,11 @@ def cosines() -> onnx.ModelProto:
     )
 
 
+def risk() -> onnx.ModelProto:
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 3] x) => (float[n, 1] y) <float[3, 1] w = {0.5, -1, 0.3}> { y = MatMul(x, w) }""")
+
+
 def detector(outputs: list[np.ndarray], names: list[str]) -> Callable[[], onnx.ModelProto]:
     return lambda: without_names(detectors.model(outputs, names))
 
@@ -97,6 +102,7 @@ SCORES = RANDOM.random((N, C, H, W)).astype(np.float32)
 SHARES = SCORES / SCORES.sum(1, keepdims=True)
 CLASSES = RANDOM.integers(0, C, (N, H, W))
 LABELS = np.array([0, 1, 0, 1])
+TIMES = np.array([[2.0, 1], [1.0, 0], [3.0, 1], [2.0, 1]], np.float32)
 TEXTS = np.array([[1, 2], [3, -1], [2, 1], [1, 3]])
 
 DATA: dict[str, tuple[Callable[[], onnx.ModelProto], Any, tuple[np.ndarray, ...]]] = {
@@ -109,8 +115,9 @@ DATA: dict[str, tuple[Callable[[], onnx.ModelProto], Any, tuple[np.ndarray, ...]
     "next_token": (words, X, (CLASSES.reshape(N, -1),)),
     "ctc": (words, X, (TEXTS,)),
     "transducer": (pairs, X, (TEXTS,)),
-    **dict.fromkeys(("triplet", "info_nce"), (rows, X.reshape(N, -1)[:, :3], (LABELS,))),
+    **dict.fromkeys(("triplet", "info_nce", "circle"), (rows, X.reshape(N, -1)[:, :3], (LABELS,))),
     **dict.fromkeys(("arcface", "cosface"), (cosines, X.reshape(N, -1)[:, :3], (LABELS,))),
+    "cox": (lambda: without_names(risk()), X.reshape(N, -1)[:, :3], (TIMES,)),
     "yolo": (detector(detectors.HEAD, ["y0", "y1"]), detectors.X, (detectors.BOXES,)),
     "detr": (detector([detectors.LOGITS, detectors.SLOTS], ["logits", "boxes"]), detectors.X, (detectors.BOXES,)),
     **{name: (group(make), inputs, (targets,)) for name, (make, (inputs, targets), *_) in GROUPS.items()},

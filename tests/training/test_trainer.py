@@ -291,7 +291,7 @@ def test_fixed_batch_size_trains_on_all_examples() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "hinge"}, "There is no loss 'hinge'; use softmax_cross_entropy"),
+        ({"loss": "wing"}, "There is no loss 'wing'; use softmax_cross_entropy"),
         ({"loss": "output:nothing"}, "loss='output:nothing', but the model's outputs are"),
         ({"loss": 3}, "A loss is a name, a Loss, a path or a function, or a mapping from outputs to such, not a int"),
         ({"output": "nothing"}, "output='nothing', but the outputs are"),

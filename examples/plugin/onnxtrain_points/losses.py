@@ -7,14 +7,13 @@ from onnxtrain.losses import ReducedLoss, mean_over
 
 
 @dataclass(frozen=True)
-class LogCosh(ReducedLoss):
-    """Mean over all elements of log(cosh(y - t)), which is y - t + softplus(2 (t - y)) - log(2)."""
+class Charbonnier(ReducedLoss):
+    """Mean over all elements of sqrt(d^2 + 1) - 1, with d = y - t: Charbonnier's smooth absolute error."""
 
-    name: ClassVar[str] = "log_cosh"
+    name: ClassVar[str] = "charbonnier"
     predicts = "numbers"
 
     def build(self, op: Any, prediction: Any, target: Any, weights: Any = None) -> Any:
         """Emit the loss."""
         difference = (prediction - target).with_shape(prediction.shape)
-        terms = difference + op.Softplus(difference * -2.0).with_shape(prediction.shape) - 0.6931471805599453
-        return mean_over(op, terms, prediction, weights)
+        return mean_over(op, op.Sqrt(difference * difference + 1.0) - 1.0, prediction, weights)

@@ -130,9 +130,7 @@ class Dice(ClassLoss):
             if self.ignore_index is not None:
                 there = there * op.cast(op.Unsqueeze(counts, op.ints(1)), p.dtype)
         positions = op.ints(*range(2, node_rank(prediction)))
-        both = op.ReduceSum(p * there, positions, keepdims=0)
-        sums = op.ReduceSum(p + there, positions, keepdims=0)
-        terms = 1.0 - (both * 2.0 + self.smooth) / (sums + self.smooth)  # [N, C]
+        terms = 1.0 - self.overlap(op, p, there, positions)
         classes = size_of(op, prediction, axis)
         if not self.background:
             terms = op.Slice(terms, op.ints(1), size, op.ints(1))
@@ -142,3 +140,9 @@ class Dice(ClassLoss):
         count = examples(op, prediction)
         total = op.ReduceSum(terms, keepdims=0).with_shape(()) / classes
         return LossTerms((total / count).with_shape(()), count)
+
+    def overlap(self, op: Builder, p: Value, there: Value, positions: Value) -> Value:
+        """Emit the overlap [N, C] of probabilities and targets, from 0 to 1."""
+        both = op.ReduceSum(p * there, positions, keepdims=0)
+        sums = op.ReduceSum(p + there, positions, keepdims=0)
+        return (both * 2.0 + self.smooth) / (sums + self.smooth)

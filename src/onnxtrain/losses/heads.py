@@ -356,7 +356,7 @@ def head_of(
     if axis is not None and form.axis is None:
         form = replace(form, axis=axis)
     loss = declared.with_form(form)
-    if isinstance(loss, ScoreLoss):
+    if isinstance(loss, ScoreLoss) and loss.probabilities is not None:
         loss = replace(loss, from_logits=from_logits)
     return LossHead(
         output=output,

@@ -120,7 +120,7 @@ def _value(name: str, text: str, annotation: str, whole: str) -> Any:
         return None
     if kind == "str":
         return value if isinstance(value, str) else text  # checked by the loss itself
-    if kind == "Sequence" and isinstance(value, (tuple, list)) and all(map(_is_number, value)):
+    if "Sequence" in annotation and isinstance(value, (tuple, list)) and all(map(_is_number, value)):
         return tuple(float(item) for item in value)
     if kind == "Sequence" and isinstance(value, dict) and all(map(_is_number, (*value, *value.values()))):
         return value

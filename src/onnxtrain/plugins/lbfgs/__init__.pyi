@@ -1,0 +1,2 @@
+from .search import Point as Point
+from .search import minimize as minimize
