@@ -87,6 +87,7 @@ class UpdateRule(NamedTuple):
 
     optimizer: Optimizer
     rate_scale: float = 1.0
+    missed: int = 0  # updates while it was frozen
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class StepSpec:
     wide: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
     given_squares: Mapping[str, np.ndarray] | None = None
+    held: Collection[str] = ()
 
     def rule_of(self, parameter: str) -> UpdateRule:
         """Return the update rule of a parameter."""
