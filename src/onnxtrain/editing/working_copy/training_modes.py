@@ -270,6 +270,18 @@ def train_dropout(model: ir.Model, seed: int) -> int:
     return len(nodes)
 
 
+def check_samples(model: ir.Model, modes: Modes, samples: int | None) -> None:
+    """Check that predictions can be sampled by the Dropout nodes of the main graph."""
+    if samples is not None and (samples < 1 or not modes.dropout):
+        needs = "a number of at least 1" if modes.dropout else "dropout=True"
+        raise OptionError(f"samples is {samples}; it needs {needs}.").about("samples", got=samples)
+    if modes.dropout and not any(is_dropout(node) and _ratio(node) != 0 for node in model.graph):
+        raise OptionError(
+            "dropout=True samples by Dropout nodes, but the model has none that drops; export it with them, or append "
+            "onnxtrain.layers.Dropout."
+        )
+
+
 def seed_of_node(seed: int, position: int) -> int:
     """Return the seed of one Dropout node."""
     drawn = np.random.SeedSequence((seed % (1 << 63), position)).generate_state(1)[0]
