@@ -118,6 +118,7 @@ TRAIN: dict[str, Train] = {
     "load_checkpoint": lambda t, folder: t.load_checkpoint(folder / "checkpoint"),
     "open_data": lambda t, _: t.open_data((X, Y)),
     "change_settings": lambda t, _: t.change_settings(clip_norm=None),
+    "set_trained": lambda t, _: t.set_trained(),
     "set_masks": lambda t, _: t.set_masks({name: array == array for name, array in t.parameters.items()}),
     "parameters.update": lambda t, _: t.parameters.update(equal_weights(t, -9.0)),
 }

@@ -172,6 +172,7 @@ def _patterns(given: Patterns) -> tuple[str, ...]:
 
 
 def optional_patterns(given: Patterns | None) -> tuple[str, ...] | None:
+    """Return patterns that an argument may leave out."""
     return None if given is None else _patterns(given)
 
 

@@ -211,9 +211,7 @@ class Trainer(TrainedModel):
 
     @checks_arguments
     @trains
-    def set_trained(
-        self, train: str | Sequence[str] | None = None, freeze: str | Sequence[str] | None = None
-    ) -> None:
+    def set_trained(self, train: str | Sequence[str] | None = None, freeze: str | Sequence[str] | None = None) -> None:
         """Choose anew which parameters are trained, between two calls of :meth:`fit`.
 
         The others are frozen: they keep their values and optimizer states, and go on with them when they are trained
