@@ -67,6 +67,7 @@ from .training.config import Distributed as Distributed
 from .training.config import Precision as Precision
 from .training.inference.forward import evaluate as evaluate
 from .training.inference.forward import predict as predict
+from .training.inference.forward import predict_all as predict_all
 from .training.prepare import training_model as training_model
 from .training.trainer import Trainer as Trainer
 

@@ -75,6 +75,7 @@ Read = Callable[[onnxtrain.Trainer, Path], object]
 
 READ: dict[str, Read] = {
     "predict": lambda t, _: one_value(t.predict(X)) / (WIDTH + 1),
+    "predict_all": lambda t, _: one_value(*t.predict_all(X).values()) / (WIDTH + 1),
     "predict_proba": lambda t, _: refused(t),
     "evaluate": lambda t, _: (t.evaluate(X, Y)["loss"] - 2.0**22) / (WIDTH + 1),
     "model": lambda t, _: of_parameters(t, t.model()),

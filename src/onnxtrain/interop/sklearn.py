@@ -34,7 +34,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import choose_optimizer
 from onnxtrain.training.callbacks import History
 from onnxtrain.training.examples import mlp
-from onnxtrain.training.inference.forward import outputs
+from onnxtrain.training.inference.forward import predict_all
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.trainer import Trainer
 
@@ -80,7 +80,7 @@ class Head:
         shape: Sequence[Any] | None = dimensions(value)
         if shape is None or not all(isinstance(size, int) for size in shape[1:]):
             inputs = [tensor_spec(item) for item in graph.inputs]
-            shape = outputs(model, rows_to_inputs(rows[:1], inputs))[name].shape
+            shape = predict_all(model, rows_to_inputs(rows[:1], inputs))[name].shape
         if len(shape) not in (1, 2):
             listed = ", ".join(map(str, shape))
             raise OptionError(
@@ -274,8 +274,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """Predict the output that has the loss, examples first."""
         check_is_fitted(self)
         X = checked(self, X, reset=False)
-        found = self.trainer_.predict(self._inputs(X))
-        return found[self._head.name] if isinstance(found, dict) else found
+        return self.trainer_.predict_all(self._inputs(X))[self._head.name]
 
 
 def _to_double(graph: onnx.GraphProto) -> None:

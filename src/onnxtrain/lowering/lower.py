@@ -87,18 +87,18 @@ def lower(
         GradientError: A gradient cannot be built.
     """
     model, found = read_training_model(training_model)
+    data_folder = found or str(folder)
     if not model.training_info and any(node.op_type == "Gradient" for node in model.graph.node):
         working = ir.from_proto(upgrade_opset(model, MINIMUM_OPSET))
-        set_folder(working, found or str(folder))
+        set_folder(working, data_folder)
         lower_graph(working, kernels=kernels, portable=portable)
-        return with_external_data(ir.to_proto(infer_shapes(working)), found or str(folder))
+        return with_external_data(ir.to_proto(infer_shapes(working)), data_folder)
     check_training_model(model)
     count = len(model.training_info)
     if entry is None and count > 1:
         raise TrainingInfoError(f"The training model has {count} entries; choose one with entry=0 to {count - 1}.")
     if not 0 <= (entry or 0) < count:
         raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
-    data_folder = found or str(folder)
     check_external_data(model, data_folder)
     merged = merge_algorithm(model, entry or 0, folder=data_folder)
     description = Description.of(merged)

@@ -121,7 +121,7 @@ class TrainedModel(TrainedValues):
         labels: bool = False,
         dropout: bool = False,
         samples: int | None = None,
-    ) -> np.ndarray | dict[str, np.ndarray]:
+    ) -> np.ndarray:
         """Return the model's outputs for inputs, or the labels of the predicted classes.
 
         Args:
@@ -136,7 +136,8 @@ class TrainedModel(TrainedValues):
             samples: With ``dropout``: how often to predict each example, along a new first axis [samples, N, ...].
 
         Returns:
-            One array per tensor output by name, or the array itself where the model has one output.
+            The array of the output; where the model has several, a dictionary by name, for which type checkers want
+            :meth:`predict_all`.
 
         Raises:
             OptionError: `labels` is given, and no output has scores over classes or binary logits; or ``dropout``, and
@@ -155,12 +156,20 @@ class TrainedModel(TrainedValues):
             arrays = evaluator.predict(given, batch_size, samples=samples)
         else:
             arrays = self._predicted(evaluator, data, target, batch_size)
-        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+        return _only(arrays, alone=len(arrays) == 1)
+
+    def predict_all(self, data: Source, **options: Any) -> dict[str, np.ndarray]:
+        """Return what :meth:`predict` does, by name of the output also where the model has one."""
+        found: Any = self.predict(data, **options)
+        if isinstance(found, dict):
+            return found
+        outputs = (value.name for value in self.objective.model.graph.outputs if isinstance(value.type, ir.TensorType))
+        return {self.objective.output_names[0] if options.get("labels") else str(next(outputs)): found}
 
     @checks_arguments
     def predict_proba(
         self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
-    ) -> np.ndarray | dict[str, np.ndarray]:
+    ) -> np.ndarray:
         """Return class probabilities for inputs, from logits or from a final Softmax or Sigmoid.
 
         Args:
@@ -191,7 +200,7 @@ class TrainedModel(TrainedValues):
         ema: bool,
         caller: str,
         found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray | None],
-    ) -> np.ndarray | dict[str, np.ndarray]:
+    ) -> np.ndarray:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.evaluation import check_answers
 
@@ -206,7 +215,7 @@ class TrainedModel(TrainedValues):
         labels = self.labels if len(heads) == 1 else None
         results = {head.name: found(head.metric_input, arrays[str(head.prediction.name)], labels) for head in heads}
         by_head = {name: result for name, result in results.items() if result is not None}
-        return next(iter(by_head.values())) if len(heads) == 1 else by_head
+        return _only(by_head, alone=len(heads) == 1)
 
     def _predicted(
         self,
@@ -252,3 +261,9 @@ class TrainedModel(TrainedValues):
             config.runtime,
             self._state.averages if ema else None,
         )
+
+
+def _only(arrays: dict[str, np.ndarray], *, alone: bool) -> np.ndarray:
+    """Return an only array; several stay a dictionary, whatever the type says."""
+    found: Any = next(iter(arrays.values())) if alone else arrays
+    return found  # type: ignore[no-any-return]

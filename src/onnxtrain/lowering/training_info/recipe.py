@@ -20,10 +20,7 @@ COUNTERS_KEY = "onnxtrain.dropout_counters"
 """Metadata key of a training model: a JSON list of the states that identify a step, for dropout masks."""
 
 SYNCHRONIZED_KEY = "onnxtrain.synchronized"
-"""Metadata key of an entry: ``true`` if batch normalization is synchronized over all ranks.
-
-Sessions read it; files, which are for one process, do not have it."""
-
+"""Metadata key of an entry: ``true`` if batch normalization is synchronized over all ranks; not in files."""
 
 MASK = "/mask"
 """End of the name of a mask, a constant that is named after its parameter."""

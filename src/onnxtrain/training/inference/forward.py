@@ -118,7 +118,7 @@ def predict(
     runtime: RuntimeOptions | None = None,
     dropout: bool = False,
     samples: int | None = None,
-) -> np.ndarray | dict[str, np.ndarray]:
+) -> np.ndarray:
     """Compute the outputs of a model, like :meth:`onnxtrain.Trainer.predict` but without trainer and loss.
 
     Args:
@@ -132,7 +132,8 @@ def predict(
         samples: With ``dropout``: how often to predict each example, along a new first axis [samples, N, ...].
 
     Returns:
-        The tensor outputs by name, or the array itself if the model has one output.
+        The array of the output; where the model has several, a dictionary by name, for which type checkers want
+        :func:`onnxtrain.predict_all`.
 
     Raises:
         ModelError: The model cannot be read.
@@ -144,14 +145,16 @@ def predict(
         >>> onnxtrain.predict(onnxtrain.examples.mlp((4, 3)), np.zeros((2, 4))).shape
         (2, 3)
     """
-    arrays = outputs(
+    arrays = predict_all(
         model, data, target=target, batch_size=batch_size, lora=lora, runtime=runtime, dropout=dropout, samples=samples
     )
-    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    found: Any = next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    return found  # type: ignore[no-any-return]
 
 
+@checks_arguments
 @refuses_invalid()
-def outputs(
+def predict_all(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     *,
