@@ -50,9 +50,6 @@ _MOST_PACKED = 1 << 26
 _SAMPLE = "dropout/sample"
 """Input with the number of a sample and a batch, from which Dropout draws its masks."""
 
-_APART = 1_000_003
-"""Number of batches up to which each has masks of its own."""
-
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 """Operators that ONNX Runtime computes in integers where weights are constant, which rounds otherwise."""
 
@@ -279,7 +276,7 @@ class Evaluator:
                 rows.append(batch.size)
                 inputs = batch.inputs if fixed is None else fixed.filled(batch.inputs)
                 for sample, part in enumerate(parts):
-                    draw = {_SAMPLE: np.asarray(sample * _APART + number)} if self.objective.modes.dropout else {}
+                    draw = {_SAMPLE: np.asarray(sample << 32 | number)} if self.objective.modes.dropout else {}
                     results = session.run({**inputs, **draw}, reading)
                     for name in names:
                         part[name].append(results[name])
