@@ -63,7 +63,7 @@ def test_samples_follow_the_training_and_the_average():
     [
         (MODEL, {"samples": 3}, "samples is 3; it needs dropout=True"),
         (MODEL, {"dropout": True, "samples": 0}, "samples is 0; it needs a number of at least 1"),
-        (mlp((4, 3)), {"dropout": True, "samples": 3}, "dropout=True samples by Dropout nodes, but the model has none"),
+        (mlp((4, 3)), {"dropout": True, "samples": 3}, "dropout=True needs Dropout nodes, but the model has none"),
     ],
 )
 def test_samples_that_cannot_be(model, options, message):

@@ -265,9 +265,7 @@ def check_samples(model: ir.Model, modes: Modes, samples: int | None) -> None:
         needs = "a number of at least 1" if modes.dropout else "dropout=True"
         raise OptionError(f"samples is {samples}; it needs {needs}.").about("samples", got=samples)
     if modes.dropout and not any(is_dropout(node) and _setting(node, 1, 0.5) != 0 for node in model.graph):
-        raise OptionError(
-            "dropout=True samples by Dropout nodes, but the model has none that drops; export it with them."
-        )
+        raise OptionError("dropout=True needs Dropout nodes, but the model has none that drops; export it with them.")
 
 
 def seed_of_node(seed: int, position: int) -> int:

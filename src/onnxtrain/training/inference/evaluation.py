@@ -276,7 +276,7 @@ class Evaluator:
                 rows.append(batch.size)
                 inputs = batch.inputs if fixed is None else fixed.filled(batch.inputs)
                 for sample, part in enumerate(parts):
-                    draw = {_SAMPLE: np.asarray(sample << 32 | number)} if self.objective.modes.dropout else {}
+                    draw = {_SAMPLE: np.asarray(sample * 1_000_003 + number)} if self.objective.modes.dropout else {}
                     results = session.run({**inputs, **draw}, reading)
                     for name in names:
                         part[name].append(results[name])
