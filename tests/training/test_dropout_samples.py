@@ -62,7 +62,7 @@ def test_samples_follow_the_training_and_the_average():
     ("model", "options", "message"),
     [
         (MODEL, {"samples": 3}, "samples is 3; it needs dropout=True"),
-        (MODEL, {"dropout": True, "samples": 0}, "samples is 0; it needs a number of at least 1"),
+        (MODEL, {"dropout": True, "samples": 0}, "samples is 0; it needs at least 1"),
         (mlp((4, 3)), {"dropout": True, "samples": 3}, "dropout=True needs Dropout nodes, but the model has none"),
     ],
 )

@@ -262,8 +262,7 @@ def train_dropout(model: ir.Model, seed: int) -> int:
 def check_samples(model: ir.Model, modes: Modes, samples: int | None) -> None:
     """Check that predictions can be sampled by the Dropout nodes of the main graph."""
     if samples is not None and (samples < 1 or not modes.dropout):
-        needs = "a number of at least 1" if modes.dropout else "dropout=True"
-        raise OptionError(f"samples is {samples}; it needs {needs}.").about("samples", got=samples)
+        raise OptionError(f"samples is {samples}; it needs {'at least 1' if modes.dropout else 'dropout=True'}.")
     if modes.dropout and not any(is_dropout(node) and _setting(node, 1, 0.5) != 0 for node in model.graph):
         raise OptionError("dropout=True needs Dropout nodes, but the model has none that drops; export it with them.")
 
