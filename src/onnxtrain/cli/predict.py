@@ -65,7 +65,6 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``."""
-    from onnxtrain.data import ImageFolder, TarFile
     from onnxtrain.data.conversion import kind_of
     from onnxtrain.data.data_names import read_names
     from onnxtrain.model_file.file import ModelFile
@@ -107,7 +106,7 @@ def command(
         scores = names.output if names.output in arrays else next(floating, next(iter(arrays)))
         table = prediction_table(
             arrays,
-            examples=source.examples_read if isinstance(source, ImageFolder | TarFile) else None,
+            examples=getattr(source, "examples_read", None),
             labels=labels,
             probabilities=probabilities,
             kind=kind_of_output(loaded, scores) if classified else None,

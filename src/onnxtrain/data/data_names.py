@@ -36,6 +36,7 @@ class DataNames:
     pixels: Pixels | None = None
     resizing: Resizing | None = None
     output: str | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
         """Return the names with those of more data; known names are kept."""
@@ -72,6 +73,7 @@ class DataNames:
             **({} if self.labels is None or self.output is None else {"output": self.output}),
             **({} if self.pixels is None else self.pixels.record()),
             **({} if self.resizing is None else self.resizing.record()),
+            **({"kept": dict(self.kept)} if self.kept else {}),
         }
 
     @classmethod
@@ -84,8 +86,8 @@ class DataNames:
         lists = [*(columns.values() if isinstance(columns, dict) else [None]), *([labels] if "labels" in known else [])]
         if not all(_is_list_of_texts(names) and names for names in lists):
             raise ValueError("the data has another form")
-        left_out, output = known.get("left_out", []), known.get("output")
-        if not _is_list_of_texts(left_out) or not isinstance(output, str | None):
+        left_out, output, kept = known.get("left_out", []), known.get("output"), known.get("kept", {})
+        if not _is_list_of_texts(left_out) or not isinstance(output, str | None) or not isinstance(kept, dict):
             raise ValueError("the data has another form")
         return cls(
             {name: tuple(names) for name, names in columns.items()},
@@ -94,10 +96,12 @@ class DataNames:
             Pixels.of_record(known) if known.keys() & {"mean", "std"} else None,
             Resizing.of_record(known) if "resize" in known else None,
             output,
+            kept,
         )
 
 
-_KEYS: Final = {"columns", "left_out", "labels", "mean", "std", "resize", "crop", "resample", "output", "orient"}
+_OF_IMAGES: Final = ("mean", "std", "resize", "crop", "resample", "orient")
+_KEYS: Final = {"columns", "left_out", "labels", "output", "kept", *_OF_IMAGES}
 
 
 def _is_list_of_texts(value: object) -> bool:
@@ -181,6 +185,7 @@ def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
         "columns": found.get("columns"),
         "left_out": metadata.get("left_out"),
         "labels": found.get("labels"),
+        "kept": metadata.get("kept"),
         **(pixels if isinstance(pixels, dict) else {}),
     }
     try:

@@ -102,7 +102,7 @@ class ParquetFile(Reader):
         groups = [chosen.of(spec) for spec in specs]
         names = [*itertools.chain(*groups), *([label] if label else [])]
         types = {
-            name: _type(arrow, schema.field(name).type, name, text=chosen.features is None or name == label)
+            name: type_of(arrow, schema.field(name).type, name, text=chosen.features is None or name == label)
             for name in names
         }
         chosen.check_width(specs[0], self.name)
@@ -114,7 +114,7 @@ class ParquetFile(Reader):
         read = 0
         for block in _blocks(file, names, in_parquet, max(1, _BLOCK_VALUES // len(names))):
             columns_read = dict(zip(block.schema.names, block.columns, strict=True))
-            values = {name: _values(columns_read[name], name, read) for name in names}
+            values = {name: values_of(columns_read[name], name, read) for name in names}
             for group, array in zip(groups, arrays, strict=True):
                 array.append(np.stack([values[name] for name in group], axis=1))
             if targets is not None and label is not None:
@@ -133,7 +133,8 @@ def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterato
         yield from (file.get_batch(index) for index in range(file.num_record_batches))
 
 
-def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
+def type_of(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
+    """Return the type of a column as an array; texts are refused unless ``text`` says otherwise."""
     types = arrow.types
     shown = kind
     if types.is_dictionary(kind):
@@ -148,7 +149,8 @@ def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
     )
 
 
-def _values(column: Any, name: str, before: int) -> Array:
+def values_of(column: Any, name: str, before: int) -> Array:
+    """Return a column of the rows from ``before`` on as an array; none may be missing."""
     if column.null_count:
         row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or remove the example.")

@@ -280,7 +280,7 @@ class Evaluator:
                     results = session.run({**inputs, **draw}, reading)
                     for name in names:
                         part[name].append(results[name])
-        found = [{name: self._joined(name, own, rows) for name, own in part.items()} for part in parts]
+        found = [data.in_units({name: self._joined(name, own, rows) for name, own in part.items()}) for part in parts]
         return found[0] if samples is None else {name: np.stack([own[name] for own in found]) for name in names}
 
     def _session_of(self, names: tuple[str, ...], values: Sequence[ir.Value]) -> StepSession:
