@@ -41,6 +41,19 @@ trainer.evaluate(x, y, metric="accuracy")  # WRONG
 trainer.evaluate(x, y, batch_size="8")  # WRONG
 trainer.predict(x, batch_size=8)
 trainer.predict(x, y, 3)  # WRONG
+best: np.ndarray = trainer.predict(x, dropout=True, samples=20).mean(axis=0).argmax(axis=1)
+chances: np.ndarray = trainer.predict_proba(x).max(axis=1)
+arrays: dict[str, np.ndarray] = trainer.predict_all(x, batch_size=8)
+trainer.predict_all(x)["logits"].argmax(1)
+trainer.predict_all(x).argmax(1)  # WRONG
+trainer.predict(x, samples="20")  # WRONG
+trainer.set_trained("layer2.*")
+trainer.set_trained(freeze=3)  # WRONG
+trainer.learning_rate = onnxtrain.find_learning_rate(trainer, x, y).suggestion
+onnxtrain.calibrate(trainer, x, y).temperature + 1.0
+onnxtrain.calibrate(trainer, x, y).save("calibrated.onnx")
+onnxtrain.predict_all(model, x)["logits"].argmax(1)
+onnxtrain.predict(model, x, dropout=True).argmax(1)
 trainer.save("tuned.onnx", ema=False)
 trainer.save()  # WRONG
 saved: onnx.ModelProto = trainer.model()

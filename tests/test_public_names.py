@@ -55,6 +55,9 @@ PUBLIC = {
     "inspect",
     "append",
     "callbacks",
+    "calibrate",
+    "find_learning_rate",
+    "predict_all",
     "compile_sparse",
     "cut",
     "data",
@@ -180,10 +183,12 @@ RETURNS = {
     "training_model": onnx.ModelProto,
     "Trainer.train_step": float,
     "Trainer.evaluate": dict[str, typing.Any],
-    "Trainer.predict": np.ndarray | dict[str, np.ndarray],
+    "Trainer.predict": np.ndarray,  # for type checkers; a dictionary where the model has several outputs
+    "Trainer.predict_all": dict[str, np.ndarray],
     "Trainer.model": onnx.ModelProto,
     "Trainer.training_model": onnx.ModelProto,
-    "predict": np.ndarray | dict[str, np.ndarray],
+    "predict": np.ndarray,
+    "predict_all": dict[str, np.ndarray],
     "TrainingSession.step": dict[str, np.ndarray],
 }
 

@@ -56,6 +56,8 @@ from .plugins.audio.mel import prepend_mel as prepend_mel
 from .plugins.pruning.prune import prune as prune
 from .plugins.sparse.compile import compile_sparse as compile_sparse
 from .plugins.structures.shrink import shrink as shrink
+from .plugins.tuning.learning_rate import find_learning_rate as find_learning_rate
+from .plugins.tuning.temperature import calibrate as calibrate
 from .runtime import kernels as kernels
 from .runtime import testing as testing
 from .runtime.native import custom_ops_library as custom_ops_library
@@ -69,6 +71,7 @@ from .training.config import Distributed as Distributed
 from .training.config import Precision as Precision
 from .training.inference.forward import evaluate as evaluate
 from .training.inference.forward import predict as predict
+from .training.inference.forward import predict_all as predict_all
 from .training.prepare import training_model as training_model
 from .training.trainer import Trainer as Trainer
 

@@ -12,6 +12,8 @@ from mistakes import Mistake
 from onnx import numpy_helper, parser
 from safetensors.numpy import load_file, save_file
 
+pytestmark = pytest.mark.plugins
+
 EXPORT = ("export", "model.onnx", "--loss", "softmax_cross_entropy", "--states", "states.safetensors")
 IMPORT = ("import-states", "model.onnx", "states.safetensors", "-o", "tuned.onnx")
 

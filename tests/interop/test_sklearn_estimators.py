@@ -18,8 +18,9 @@ from sentences import raises_sentence, warns_sentence
 
 pytest.importorskip("sklearn", minversion="1.6")
 
+from scipy.sparse import csr_matrix
 from sklearn.base import clone
-from sklearn.datasets import load_diabetes, load_digits, load_iris
+from sklearn.datasets import load_diabetes, load_digits, load_iris, make_multilabel_classification
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -376,3 +377,78 @@ def test_a_fixed_batch_gets_a_hint():
         fixed = OnnxClassifier(model, epochs=1, batch_size=8).fit(x, y)
     free = OnnxClassifier(onnxtrain.dynamic_batch(model), epochs=1, batch_size=8).fit(x, y)
     assert (fixed.history_.rows[-1]["step"], free.history_.rows[-1]["step"]) == (40, 5)
+
+
+@pytest.fixture(scope="module")
+def several():
+    x, y = make_multilabel_classification(120, 6, n_classes=3, random_state=0)
+    return ((x - x.mean(0)) / x.std(0)).astype(np.float32), y
+
+
+def test_an_indicator_asks_several_questions(several):
+    """Weights are those of the trainer bit for bit; predictions are those of the saved model."""
+    x, y = several
+    model = mlp((6, 8, 3))
+    found = OnnxClassifier(model, epochs=8, learning_rate=0.02, shuffle=False, threads=1).fit(x, y)
+    trainer = onnxtrain.Trainer(model, loss="binary_cross_entropy", optimizer="adam(lr=0.02)", threads=1)
+    trainer.fit((x, y.astype(np.float32)), epochs=8, batch_size=64, shuffle=False)
+    assert all(np.array_equal(found.trainer_.parameters[name], array) for name, array in trainer.parameters.items())
+    chances = 1 / (1 + np.exp(-trainer.predict(x)))
+    np.testing.assert_allclose(found.predict_proba(x), chances, rtol=1e-5)
+    np.testing.assert_array_equal(found.predict(x), chances > 0.5)
+    assert found.score(x, y) == (found.predict(x) == y).all(1).mean()
+    assert found.classes_.tolist() == [0, 1, 2]
+    sparse = OnnxClassifier(model, epochs=8, learning_rate=0.02, shuffle=False, threads=1).fit(x, csr_matrix(y))
+    np.testing.assert_array_equal(sparse.predict_proba(x), found.predict_proba(x))
+    with_sigmoid = OnnxClassifier(_ending_in("Sigmoid", mlp((6, 8, 3))), **QUICK).fit(x, y)
+    np.testing.assert_array_equal(with_sigmoid.predict_proba(x), with_sigmoid.trainer_.predict(x))
+    parts = clone(found)
+    for _ in range(3):
+        parts.partial_fit(x, y)
+    assert parts.predict(x).shape == y.shape
+    new = OnnxClassifier(**QUICK).fit(x, y)
+    assert new.score(x, y) > 0.4
+    assert new.fit(x, y[:, 0]).predict(x).shape == (120,)  # another fit, another kind of y
+
+
+@pytest.mark.parametrize("by_label", [{"rare": 7.0}, "balanced"])
+def test_class_weights_are_weights_of_examples(several, by_label):
+    x, y = several[0], np.where(several[0][:, 0] > 0.8, "rare", "often")
+    own = np.linspace(0.5, 1.5, 120)
+    found = OnnxClassifier(class_weight=by_label, **QUICK).fit(x, y, sample_weight=own)
+    weights = own * (
+        np.where(y == "rare", 7.0, 1.0)
+        if by_label != "balanced"
+        else 60 / np.where(y == "rare", (y == "rare").sum(), (y == "often").sum())
+    )
+    other = OnnxClassifier(**QUICK).fit(x, y, sample_weight=weights)
+    np.testing.assert_allclose(found.predict_proba(x), other.predict_proba(x), rtol=1e-5, atol=1e-6)
+    plain = OnnxClassifier(**QUICK).fit(x, y, sample_weight=own)
+    assert (found.predict(x) == "rare").sum() > (plain.predict(x) == "rare").sum()
+    assert clone(found).get_params()["class_weight"] == by_label
+
+
+def test_class_weights_of_an_indicator_and_of_parts(several):
+    x, y = several
+    rows = np.where(y[:, 1] == 1, 5.0, 1.0)
+    weights = [{0: 1.0, 1: 1.0}, {0: 1.0, 1: 5.0}, {0: 1.0, 1: 1.0}]
+    found, other = OnnxClassifier(class_weight=weights, **QUICK).fit(x, y), OnnxClassifier(**QUICK).fit(x, y, rows)
+    np.testing.assert_allclose(found.predict_proba(x), other.predict_proba(x), rtol=1e-5, atol=1e-6)
+    parts = OnnxClassifier(class_weight={1: 5.0}, **QUICK).partial_fit(x, y[:, 1], classes=[0, 1])
+    wanted = OnnxClassifier(**QUICK).partial_fit(x, y[:, 1], classes=[0, 1], sample_weight=rows)
+    np.testing.assert_allclose(parts.predict_proba(x), wanted.predict_proba(x), rtol=1e-5, atol=1e-6)
+
+
+def test_targets_and_class_weights_that_do_not_fit(several):
+    x, y = several
+    with pytest.raises(OptionError, match="y has several columns that are not all 0 and 1; give one column of labels"):
+        OnnxClassifier(**QUICK).fit(x, y + 1 + np.arange(3))
+    fitted = OnnxClassifier(**QUICK).fit(x, y)
+    with pytest.raises(OptionError, match=r"y has the shape \(120, 2\); earlier data have 3 columns"):
+        fitted.partial_fit(x, y[:, :2])
+    with pytest.raises(OptionError, match="class_weight='balanced' needs all data, and partial_fit has some"):
+        OnnxClassifier(class_weight="balanced").partial_fit(x, y[:, 0], classes=[0, 1])
+    with pytest.raises(ValueError, match=r"class_weight.*Got 'equal' instead"):
+        OnnxClassifier(class_weight="equal").fit(x, y[:, 0])
+    with pytest.raises(OptionError, match="is for 2 classes, but there are 3"):
+        OnnxClassifier(mlp((6, 2)), **QUICK).fit(x, y)

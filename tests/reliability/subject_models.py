@@ -61,7 +61,7 @@ def use_model(path: Path, operations: Operations, *, loss: str = CROSS_ENTROPY, 
     import onnxtrain
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.training.inference.forward import evaluate
-    from onnxtrain.training.inference.forward import outputs as predict
+    from onnxtrain.training.inference.forward import predict_all as predict
 
     warnings.simplefilter("ignore")  # numbers overflow in many mutants
     original = _content(path)

@@ -133,7 +133,7 @@ class Subject:
     def _states(self, generator: random.Random, case: Path) -> None:
         from safetensors.numpy import save_file
 
-        from onnxtrain.training.import_states import import_states
+        from onnxtrain.plugins.step_graphs.import_states import import_states
         from reliability.subject_adapters import spoil_file
 
         save_file({"layer1.bias": np.ones(5, np.float32)}, case / "s.safetensors")

@@ -20,7 +20,7 @@ from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 from onnxtrain.training.inference.forward import evaluate
-from onnxtrain.training.inference.forward import outputs as predict
+from onnxtrain.training.inference.forward import predict_all as predict
 from sentences import raises_sentence
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "local": 1]>'

@@ -108,9 +108,11 @@ def test_an_input_of_a_fixed_batch_is_not_the_same_for_every_example():
     np.testing.assert_allclose(onnxtrain.predict(model, both), (2 * X + 1) @ [[1], [2], [-1], [0.5]], rtol=1e-5)
 
 
-def test_scalars_alone_are_not_examples():
-    with pytest.raises(DataError, match="the data has no examples"):
-        open_dataset({"s": 1.0}, [TensorSpec("s", np.dtype(np.float32), ())], need_target=False)
+def test_scalars_alone_are_one_example():
+    dataset = open_dataset({"s": 1.0}, [TensorSpec("s", np.dtype(np.float32), ())], need_target=False)
+    assert [batch.size for batch in dataset.batches(8)] == [1]
+    with pytest.raises(DataError, match="the target array is a scalar, but it needs a first axis of examples"):
+        Trainer(SCALAR, loss="mse", train="w").fit({"x": 1.0}, 1.0)
 
 
 def test_inputs_of_texts_are_refused_before_the_training():
@@ -123,3 +125,50 @@ def test_inputs_of_texts_are_refused_before_the_training():
     with pytest.raises(ModelError, match=r"cannot read texts \('s'\).*start=\['i'\]"):
         Trainer(model, loss="mse")
     assert onnxtrain.predict(model, {"s": np.array(["a", "b"])}).shape == (2, 2)
+
+
+SCALAR = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 18]> m (float x) => (float y) <float w = {2}> {
+    z = Mul(x, w)  y = Tanh(z) }"""
+)
+MEAN = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 18]> m (float[N,4] x) => (float y)
+    <float[4,1] w = {1, 2, -1, 0.5}> { z = MatMul(x, w)  y = ReduceMean <keepdims=0> (z) }"""
+)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.array])
+def test_python_numbers_are_scalars(kind):
+    """Steps, batches and predictions are those of arrays in a mapping."""
+    one, other = (Trainer(SCALED, loss="mse", optimizer="sgd(lr=0.1)") for _ in range(2))
+    half = kind(0.5)
+    assert one.train_step((half, X), Y) == other.train_step({"s": np.float32(0.5), "x": X}, Y)
+    np.testing.assert_array_equal(one.predict((half, X)), other.predict({"s": np.float32(0.5), "x": X}))
+    np.testing.assert_array_equal(onnxtrain.predict(SCALED, (half, X)), onnxtrain.predict(SCALED, {"s": 0.5, "x": X}))
+    assert one.evaluate((half, X), Y) == other.evaluate({"s": np.float32(0.5), "x": X}, Y)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.array])
+def test_a_model_of_one_number(kind):
+    trainer = Trainer(SCALAR, loss="mse", optimizer="sgd(lr=0.1)", train="w")
+    value = float(np.tanh(1.0))
+    assert trainer.predict(kind(0.5)) == pytest.approx(value)
+    assert onnxtrain.predict(SCALAR, kind(0.5)) == pytest.approx(value)
+    loss = trainer.train_step(kind(0.5), kind(0.25))
+    assert loss == pytest.approx((value - 0.25) ** 2)
+    expected = 2 - 0.1 * 2 * (value - 0.25) * (1 - value**2) * 0.5
+    assert float(trainer.parameters["w"]) == pytest.approx(expected)
+    again = Trainer(SCALAR, loss="mse", optimizer="sgd(lr=0.1)", train="w")
+    history = again.fit([(kind(0.5), kind(0.25))], progress=False)
+    assert history.rows[0]["loss"] == pytest.approx(loss)
+    assert again.parameters["w"] == trainer.parameters["w"]
+    assert again.evaluate([(kind(0.5), kind(0.25))])["loss"] < loss
+
+
+@pytest.mark.parametrize("kind", [float, np.float32])
+def test_a_scalar_target_of_a_batch(kind):
+    one, other = (Trainer(MEAN, loss="mse", optimizer="sgd(lr=0.1)") for _ in range(2))
+    loss = one.train_step(X, kind(0.5))
+    assert loss == pytest.approx(float(((X @ [1, 2, -1, 0.5]).mean() - 0.5) ** 2), rel=1e-5)
+    assert other.fit([(X, kind(0.5))], progress=False).rows[0]["loss"] == pytest.approx(loss)
+    np.testing.assert_array_equal(one.parameters["w"], other.parameters["w"])

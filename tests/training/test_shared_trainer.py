@@ -75,6 +75,7 @@ Read = Callable[[onnxtrain.Trainer, Path], object]
 
 READ: dict[str, Read] = {
     "predict": lambda t, _: one_value(t.predict(X)) / (WIDTH + 1),
+    "predict_all": lambda t, _: one_value(*t.predict_all(X).values()) / (WIDTH + 1),
     "predict_proba": lambda t, _: refused(t),
     "evaluate": lambda t, _: (t.evaluate(X, Y)["loss"] - 2.0**22) / (WIDTH + 1),
     "model": lambda t, _: of_parameters(t, t.model()),
@@ -118,6 +119,7 @@ TRAIN: dict[str, Train] = {
     "load_checkpoint": lambda t, folder: t.load_checkpoint(folder / "checkpoint"),
     "open_data": lambda t, _: t.open_data((X, Y)),
     "change_settings": lambda t, _: t.change_settings(clip_norm=None),
+    "set_trained": lambda t, _: t.set_trained(),
     "set_masks": lambda t, _: t.set_masks({name: array == array for name, array in t.parameters.items()}),
     "parameters.update": lambda t, _: t.parameters.update(equal_weights(t, -9.0)),
 }

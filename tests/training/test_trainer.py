@@ -390,3 +390,14 @@ def test_a_step_refuses_rows_of_different_lengths():
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="mean_squared_error")
     with raises_sentence("row_lengths", what="the target array"):
         trainer.train_step(np.zeros((2, 4), np.float32), [[1.0, 2.0], [1.0]])
+
+
+def test_predict_all_names_every_output():
+    model = onnxtrain.examples.mlp((4, 3))
+    (name,) = [value.name for value in model.graph.output]
+    one = Trainer(model, loss="cross_entropy")
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    assert list(one.predict_all(x)) == list(onnxtrain.predict_all(model, x)) == [name]
+    np.testing.assert_array_equal(one.predict_all(x, batch_size=2)[name], one.predict(x, batch_size=2))
+    np.testing.assert_array_equal(onnxtrain.predict_all(model, x)[name], onnxtrain.predict(model, x))
+    np.testing.assert_array_equal(one.predict_all(x, labels=True)[name], one.predict(x, labels=True))

@@ -9,7 +9,6 @@ from onnx import numpy_helper, parser
 from safetensors.numpy import save_file
 
 import onnxtrain
-from onnxtrain.training.import_states import import_states
 
 RNG = np.random.default_rng(0)
 B = 3
@@ -125,7 +124,10 @@ def test_one_example_and_a_dynamic_batch_stay_as_they_are():
         assert onnxtrain.Trainer(given, loss="mse", train=["*", "t"]).parameters["t"].shape == (1, 2, 3)
 
 
+@pytest.mark.plugins
 def test_states_of_a_step_graph_are_written_to_all_rows(tmp_path):
+    from onnxtrain.plugins.step_graphs.import_states import import_states
+
     token = np.tile(normal(4, 2, 3), (B, 1, 1))
     onnx.save(model(ONE["heads"][0], t=token, w=normal(3, 3)), tmp_path / "model.onnx")
     save_file({"t": np.ones((4, 2, 3), np.float32)}, tmp_path / "states.safetensors")

@@ -69,7 +69,7 @@ def command(
     from onnxtrain.data.data_names import read_names
     from onnxtrain.model_file.file import ModelFile
     from onnxtrain.model_file.writing import AtomicFiles, check_writable
-    from onnxtrain.training.inference.forward import kind_of_output, outputs
+    from onnxtrain.training.inference.forward import kind_of_output, predict_all
     from onnxtrain.training.inference.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
 
     suffixes = (*TABLE_SUFFIXES, ".npz", ".npy")
@@ -90,7 +90,7 @@ def command(
     source = reading.source(data)
     runtime = flags.runtime(threads, provider)
     lora = flags.adapter_of(lora_adapter)
-    arrays = outputs(model, source, target=target, batch_size=batch_size, lora=lora, runtime=runtime)
+    arrays = predict_all(model, source, target=target, batch_size=batch_size, lora=lora, runtime=runtime)
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "

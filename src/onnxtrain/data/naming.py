@@ -117,6 +117,7 @@ class Wanted:
         needed, only the inputs in order.
         """
         specs, count = self.specs, len(self.specs)
+        parts = [np.asarray(part) if isinstance(part, int | float) else part for part in parts]
         flat = all(is_array_like(part) for part in parts)
         if flat and len(parts) == count + 1:
             return _named(parts[:-1], specs), parts[-1]
@@ -153,6 +154,7 @@ class Wanted:
 
     def of_batch(self, item: Any, subject: str) -> Matched:
         """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input."""
+        item = np.asarray(item) if isinstance(item, float) and self.specs[0].shape == () else item
         item = item.to_dict() if hasattr(item, "edge_index") else item  # a batch of PyTorch Geometric
         if isinstance(item, Mapping):
             return self.of_names(item, subject)

@@ -87,7 +87,7 @@ def _arrays(source: object, wanted: Wanted) -> Dataset | None:
         found = wanted.of_names(arrays, name)
     elif is_frame(source):
         name, found = "the table", wanted.of_frame(source)
-    elif isinstance(source, Mapping) or is_array_like(source):
+    elif isinstance(source, Mapping) or is_array_like(source) or (type(source) is float and specs[0].shape == ()):
         found = wanted.of_batch(source, name)
     elif not isinstance(source, list | tuple) or not source or is_batch_list(source):
         return None

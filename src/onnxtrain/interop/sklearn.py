@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import choose_optimizer
 from onnxtrain.training.callbacks import History
 from onnxtrain.training.examples import mlp
-from onnxtrain.training.inference.forward import outputs
+from onnxtrain.training.inference.forward import predict_all
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.trainer import Trainer
 
@@ -53,16 +54,14 @@ class NotInstalled:
         )
 
 
-class Mixin:
-    """Placeholder for scikit-learn's mixins where it is not installed."""
-
-
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-    from sklearn.utils.multiclass import check_classification_targets, unique_labels
+    from sklearn.utils.class_weight import compute_sample_weight
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, validate_data
+    from sklearn.utils.validation import column_or_1d as column
 except ImportError:  # the estimators can be imported, but not instantiated
-    BaseEstimator, ClassifierMixin, RegressorMixin = NotInstalled, Mixin, Mixin
+    BaseEstimator, ClassifierMixin, RegressorMixin = NotInstalled, type("Mixin", (), {}), type("Mixin", (), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Head:
         shape: Sequence[Any] | None = dimensions(value)
         if shape is None or not all(isinstance(size, int) for size in shape[1:]):
             inputs = [tensor_spec(item) for item in graph.inputs]
-            shape = outputs(model, rows_to_inputs(rows[:1], inputs))[name].shape
+            shape = predict_all(model, rows_to_inputs(rows[:1], inputs))[name].shape
         if len(shape) not in (1, 2):
             listed = ", ".join(map(str, shape))
             raise OptionError(
@@ -161,7 +160,10 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """
         learner = self._as_fitted() if anew else self
         X, y = checked(learner, X, y, reset=anew, **self._accepted)
+        y = y.toarray() if hasattr(y, "toarray") else y
         weights = check_weights(sample_weight, X)
+        if (by_label := getattr(self, "class_weight", None)) is not None:
+            weights = compute_sample_weight(by_label, y) * (1 if weights is None else weights)
         width = learner._width_of(y, anew, classes)
         if anew:
             learner._begin(X, width)
@@ -272,8 +274,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """Predict the output that has the loss, examples first."""
         check_is_fitted(self)
         X = checked(self, X, reset=False)
-        found = self.trainer_.predict(self._inputs(X))
-        return found[self._head.name] if isinstance(found, dict) else found
+        return self.trainer_.predict_all(self._inputs(X))[self._head.name]
 
 
 def _to_double(graph: onnx.GraphProto) -> None:
@@ -319,6 +320,9 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     The model's output is [N, C], logits or probabilities of C classes; [N, 1] is accepted for two classes. Class ``k``
     of the model is the label ``classes_[k]``: labels of any type, sorted. The loss is the cross-entropy.
 
+    An indicator y [N, K] of zeros and ones asks K questions: the output is [N, K], the loss the binary cross-entropy;
+    ``predict`` returns an indicator, ``predict_proba`` [N, K] the probabilities of ones.
+
     The columns of X are split into the model's inputs, in the order of the inputs: an input [N, 1, 8, 8] takes 64
     columns.
 
@@ -340,9 +344,11 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         shuffle: Shuffle the examples every epoch.
         random_state: Seed of new weights, the order of the data and dropout.
         threads: Threads within an operator.
+        class_weight: Weights of the examples by label, ``{label: weight}`` (1 for others), or ``"balanced"``, as in
+            scikit-learn; for an indicator a list of dictionaries. They multiply ``sample_weight``.
 
     Attributes:
-        classes_: The labels in the order of the model's classes.
+        classes_: The labels in the order of the model's classes; of an indicator the numbers of its columns.
         n_features_in_: Number of columns of X.
         feature_names_in_: Names of the columns, if X had any.
         trainer_: The :class:`onnxtrain.Trainer`; further calls of ``partial_fit`` continue with its states.
@@ -360,44 +366,61 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     """
 
     classes_: np.ndarray
+    _accepted: ClassVar[dict[str, bool]] = {"multi_output": True}
+    _multilabel = False
+
+    def __init__(self, model: Model | None = None, *, class_weight: Any = None, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.class_weight = class_weight
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train for one epoch on more data, continuing with the current weights and optimizer states.
 
         Args:
             X: Values [N, F].
-            y: Labels [N].
-            classes: All labels; required in the first call if ``fit`` was not called before.
+            y: Labels [N], or an indicator [N, K].
+            classes: All labels; required in the first call if ``fit`` was not called before, but for an indicator.
             sample_weight: One weight per example, at least 0; only their ratios matter.
 
         Raises:
             ValueError: A label is not one of the classes, or the first call does not give them.
         """
         first = not hasattr(self, "trainer_")
-        if first and classes is None:
+        if self.class_weight == "balanced":
+            raise OptionError("class_weight='balanced' needs all data, and partial_fit has some; give {label: weight}.")
+        if first and classes is None and (np.ndim(y) != 2 or np.shape(y)[1] == 1):
             raise OptionError("classes is None; the first call of partial_fit needs all labels.")
         return self._learn(X, y, sample_weight, epochs=1, anew=first, classes=classes)
 
     def predict(self, X: Any) -> np.ndarray:
-        """Predict the most probable labels [N] for values [N, F]."""
+        """Predict the most probable labels [N], or an indicator [N, K], for values [N, F]."""
         fitted = self._as_fitted()
-        classes = fitted.predict_proba(X).argmax(axis=1)
+        found = fitted.predict_proba(X)
+        if fitted._multilabel:
+            return np.asarray(found > 0.5, np.int64)
+        classes = found.argmax(axis=1)
         return np.asarray(fitted.classes_[classes])
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Predict probabilities [N, C] of the classes for values [N, F]."""
+        """Predict probabilities [N, C] of the classes, or [N, K] of ones, for values [N, F]."""
         fitted = self._as_fitted()
         found, kind = fitted._outputs(X), fitted._kind
         if kind == "log independent":
             found, kind = np.exp(found), "independent"
         are_probabilities = kind in ("distribution", "independent")
-        if fitted._is_binary:
-            if not are_probabilities:
-                found = 1 / (1 + np.exp(-np.clip(found, -80, 80)))
+        questions = fitted._is_binary or fitted._multilabel
+        if questions and not are_probabilities:
+            found = 1 / (1 + np.exp(-np.clip(found, -80, 80)))
+        if fitted._is_binary and not fitted._multilabel:
             positive = found.reshape(len(found), 1)
             return np.concatenate([1 - positive, positive], axis=1)
-        if are_probabilities:
-            return found
+        if questions or are_probabilities:
+            return np.asarray(found)
         powers = np.exp(found - found.max(axis=1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
@@ -425,10 +448,10 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         return heads[0].scores.kind if heads[0].declared.from_logits is None else "independent"
 
     def _default_loss(self) -> str:
-        return "binary_cross_entropy" if self._is_binary else "softmax_cross_entropy"
+        return "binary_cross_entropy" if self._is_binary or self._multilabel else "softmax_cross_entropy"
 
     def _check_head(self, width: int) -> None:
-        found = 2 if self._is_binary else self._head.width
+        found = 2 if self._is_binary and not self._multilabel else self._head.width
         if found != width:
             raise OptionError(
                 f"The output {self._head.name!r} of the model is for {found} classes, but there are {width}; "
@@ -437,6 +460,17 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
 
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
         check_classification_targets(y)
+        several = y.ndim == 2 and y.shape[1] > 1
+        if several and type_of_target(y) != "multilabel-indicator":
+            raise OptionError("y has several columns that are not all 0 and 1; give one column of labels.")
+        if anew and several:
+            self.classes_ = np.arange(y.shape[1])
+        self._multilabel = several if anew else self._multilabel
+        if self._multilabel:
+            if y.shape[1:] != self.classes_.shape:
+                raise OptionError(f"y has the shape {y.shape}; earlier data have {len(self.classes_)} columns.")
+            return len(self.classes_)
+        y = column(y, warn=True)
         if anew:
             self._name_classes(unique_labels(y if classes is None else classes))
         elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
@@ -461,9 +495,16 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             ).about("y", got=unknown.tolist()[0], wanted=self.classes_.tolist())
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """Convert labels to class indices."""
-        indices = np.searchsorted(self.classes_, y)
+        """Convert labels to class indices, or an indicator to targets."""
+        if self._multilabel:
+            return y.astype(np.float64)
+        indices = np.searchsorted(self.classes_, y.reshape(-1))
         return indices.astype(np.float64)[:, None] if self._is_binary else indices.astype(np.int64)
+
+
+_WEIGHT = inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None)
+_OPTIONS = [*inspect.signature(OnnxEstimator.__init__).parameters.values(), _WEIGHT]
+OnnxClassifier.__init__.__signature__ = inspect.Signature(_OPTIONS)  # type: ignore[attr-defined]  # for scikit-learn
 
 
 class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]

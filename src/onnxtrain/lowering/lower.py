@@ -65,10 +65,11 @@ def lower(
     train, feed each ``{s}_new`` back as ``s``. The metadata entry ``onnxtrain.states`` holds this mapping as
     JSON, and ``onnxtrain.in_place`` lists the states whose two values may share one buffer: those and no others. The
     entry ``onnxtrain.step`` describes every input (see :class:`~onnxtrain.lowering.description.Description`). The first
-    values of the states are the initializers of the training model.
+    values of the states are the initializers of the training model. A model without ``training_info`` whose graph has
+    Gradient nodes becomes one that computes its outputs in standard operators.
 
     Args:
-        training_model: A model with ``training_info``, or the path of one.
+        training_model: A model with ``training_info`` or Gradient nodes, or the path of one.
         entry: Index in ``training_info``, where it has several entries.
         kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
             registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
@@ -86,13 +87,18 @@ def lower(
         GradientError: A gradient cannot be built.
     """
     model, found = read_training_model(training_model)
+    data_folder = found or str(folder)
+    if not model.training_info and any(node.op_type == "Gradient" for node in model.graph.node):
+        working = ir.from_proto(upgrade_opset(model, MINIMUM_OPSET))
+        set_folder(working, data_folder)
+        lower_graph(working, kernels=kernels, portable=portable)
+        return with_external_data(ir.to_proto(infer_shapes(working)), data_folder)
     check_training_model(model)
     count = len(model.training_info)
     if entry is None and count > 1:
         raise TrainingInfoError(f"The training model has {count} entries; choose one with entry=0 to {count - 1}.")
     if not 0 <= (entry or 0) < count:
         raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
-    data_folder = found or str(folder)
     check_external_data(model, data_folder)
     merged = merge_algorithm(model, entry or 0, folder=data_folder)
     description = Description.of(merged)

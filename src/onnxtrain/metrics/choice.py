@@ -224,7 +224,7 @@ _DESCRIPTIONS: Final[dict[PredictionKind, str]] = {
 }
 
 
-def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunction) -> NamedMetric:
+def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunction | LossMetric) -> NamedMetric:
     """Adapt a metric to the predictions of a loss; a user-defined one stays as it is."""
     name = canonical(metric) if isinstance(metric, str) else None
     if name in (CharacterErrorRate.name, WordErrorRate.name):
@@ -239,7 +239,7 @@ def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunc
         added = METRICS[metric]
         return added.of(metric_input) if isinstance(added, LossMetric) else _named(added, metric)
     if built_in is None:
-        return from_object(metric)
+        return metric.of(metric_input) if isinstance(metric, LossMetric) else from_object(metric)
     shown = metric if isinstance(metric, str) else built_in
     options = _options(metric_input, built_in)
     found = BUILT_IN[built_in].named(shown, lambda y_true, y_pred: _aligned(metric_input, y_true, y_pred), **options)

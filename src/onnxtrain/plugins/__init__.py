@@ -1,1 +1,1 @@
-"""Parts that training does without: texts, audio, pruning, structures, sparse models, differential privacy."""
+"""Parts that training does without: texts, audio, pruning, structures, sparse models, privacy, tuning."""

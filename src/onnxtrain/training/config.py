@@ -171,7 +171,8 @@ def _patterns(given: Patterns) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _optional_patterns(given: Patterns | None) -> tuple[str, ...] | None:
+def optional_patterns(given: Patterns | None) -> tuple[str, ...] | None:
+    """Return patterns that an argument may leave out."""
     return None if given is None else _patterns(given)
 
 
@@ -184,7 +185,7 @@ def _trained(file: ModelFile, train: Patterns | None) -> set[str]:
     model = file.training_model()
     widen(model)
     rows = parameter_table(infer_shapes(model), None)
-    return {row.name for row in rows if row.trainable} | set(_optional_patterns(train) or ())
+    return {row.name for row in rows if row.trainable} | set(optional_patterns(train) or ())
 
 
 def choose_precision(given: Precision | str | None) -> Precision:
@@ -276,13 +277,13 @@ class TrainingConfig:
         None,
         "Glob patterns of the initializers to train; by default all parameters (``onnxtrain inspect "
         "MODEL`` lists them).",
-        _optional_patterns,
+        optional_patterns,
         flag=Flag("Train only matching parameters, such as 'classifier.*'. May be repeated.", common=True),
     )
     freeze: tuple[str, ...] | None = option(
         None,
         "Glob patterns of initializers to freeze; wins over ``train``.",
-        _optional_patterns,
+        optional_patterns,
         flag=Flag("Freeze matching parameters. May be repeated.", common=True),
     )
     groups: tuple[Group, ...] = option(
@@ -367,7 +368,7 @@ class TrainingConfig:
         "Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by "
         "default the weights of linear layers, convolutions, recurrent layers and embeddings. Other "
         "parameters take plain steps.",
-        _optional_patterns,
+        optional_patterns,
     )
     accumulate: int = option(
         1, "Split every batch into this many micro-batches; the step equals that of the whole batch."
@@ -455,6 +456,10 @@ class TrainingConfig:
     """True where the data have one weight per example."""
     packed: bool = False
     """True where the data are packed rows of documents."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Frozen initializers that can be set and trained later, with the update count of each."""
+    missed: Mapping[str, int] = field(default_factory=dict)
+    """Updates that parameters missed while they were frozen."""
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:

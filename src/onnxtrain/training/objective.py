@@ -384,6 +384,7 @@ class Objective:
             rounding=(None if config.precision.states is None else Rounding(config.precision.states, config.seed)),
             wide=self.wide,
             seed=config.seed,
+            held=config.held,
         )
 
     def rules(self, config: TrainingConfig) -> dict[str, UpdateRule]:
@@ -392,6 +393,8 @@ class Objective:
         for name, factor in ({} if self.adapted is None else self.adapted.rate_scales).items():
             rule = rules.get(name, UpdateRule(config.optimizer))
             rules[name] = rule._replace(rate_scale=rule.rate_scale * factor)
+        for name, count in config.missed.items():
+            rules[name] = rules.get(name, UpdateRule(config.optimizer))._replace(missed=count)
         return rules
 
     def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:

@@ -162,17 +162,18 @@ def prepare(
         table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
         relied = {name for head in objective.heads for name in head.scores.relied}
-        if not isinstance(loss, str) and relied.intersection(objective.parameters):
-            objective = objective.with_heads(_heads(objective, config, loss, objective.parameters, ignoring=ignoring))
+        live = {*objective.parameters, *config.held}
+        if not isinstance(loss, str) and relied.intersection(live):
+            objective = objective.with_heads(_heads(objective, config, loss, live, ignoring=ignoring))
         tied = {copy.original for copy in copies}
-        repeated = [copy for copy in repeated if copy.name in objective.parameters and copy.name not in tied]
+        repeated = [copy for copy in repeated if copy.name in live and copy.name not in tied]
     objective, halves = _as_one(objective, repeated, halves)
     if adapted is not None and (both := set(adapted.weights).intersection(objective.parameters)):
         raise OptionError(
             f"{min(both)!r} is trained in full and has an adapter, which needs it frozen; leave it out of train= or "
             "of the adapter's targets."
         ).about(min(both))
-    trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
+    trained = {*objective.parameters, *config.held, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
     wide = {} if config.precision.master_weights else hold_rounded(model, halves, objective.parameters)
     same = {*wide, *(copy.name for copy in copies if copy.original in wide)}

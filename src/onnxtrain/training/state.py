@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,11 +82,14 @@ class Parameters(MutableMapping[str, np.ndarray]):
 class State:
     """Name the values of a training in its buffers, and convert them to the initializers of the file."""
 
-    def __init__(self, buffers: StateBuffers, objective: Objective, *, keeps_averages: bool) -> None:
-        self.averages = {name: average_name(name) for name in objective.parameters} if keeps_averages else {}
+    def __init__(
+        self, buffers: StateBuffers, objective: Objective, held: Iterable[str], *, keeps_averages: bool
+    ) -> None:
+        trained = [*objective.parameters, *held]
+        self.averages = {name: own for name in trained if keeps_averages and (own := average_name(name)) in buffers}
         self.epochs = 0
         self._keeps_averages = keeps_averages
-        self._names = objective.parameters, [*objective.parameters, *objective.statistics]
+        self._names = objective.parameters, [*trained, *objective.statistics]
         self._read(buffers)
 
     def _read(self, buffers: Any) -> None:
@@ -170,20 +173,20 @@ class LearningRate:
     def __init__(self, value: float) -> None:
         self.base = self.current = value
         self.chosen: float | None = None
-        self._training = False
+        self.is_training = False
 
     def choose(self, value: float) -> None:
         """Set the rate from the next step on."""
         check_rate(value)
         self.current = float(value)
-        if self._training:
+        if self.is_training:
             self.chosen = self.current
         else:
             self.base = self.current
 
     def restore(self, current: float, base: float) -> None:
         """Set the rate of the next step and its base, between trainings; a training keeps its own."""
-        if not self._training:
+        if not self.is_training:
             self.current, self.base = current, base
 
     def copy(self) -> LearningRate:
@@ -200,10 +203,10 @@ class LearningRate:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Run one training: start with its schedule; a rate that is set meanwhile becomes the base of the next one."""
-        self._training, self.chosen = True, None
+        self.is_training, self.chosen = True, None
         try:
             yield
             if self.chosen is not None:
                 self.base = self.chosen
         finally:
-            self._training = False
+            self.is_training = False

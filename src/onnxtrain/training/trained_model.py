@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.data import Dataset
 from onnxtrain.data.labels import assumed_order
 from onnxtrain.data.opening import Source
-from onnxtrain.editing.working_copy.training_modes import Modes
+from onnxtrain.editing.working_copy.training_modes import Modes, check_samples
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.base import Forms
@@ -40,7 +40,7 @@ class TrainedModel(TrainedValues):
         super()._start(config, objective, values, data)
         if any(head.assumes_logits for head in self.objective.heads):
             self.executor.look = self._look
-        self._evaluators: dict[tuple[Forms, bool, bool, bool], Evaluator] = {}
+        self._evaluators: dict[tuple[Forms, bool, bool, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
 
     @checks_arguments
@@ -119,7 +119,9 @@ class TrainedModel(TrainedValues):
         batch_size: int = 256,
         ema: bool = False,
         labels: bool = False,
-    ) -> np.ndarray | dict[str, np.ndarray]:
+        dropout: bool = False,
+        samples: int | None = None,
+    ) -> np.ndarray:
         """Return the model's outputs for inputs, or the labels of the predicted classes.
 
         Args:
@@ -130,24 +132,44 @@ class TrainedModel(TrainedValues):
             labels: Return the most probable class of every example: the text of its label where targets were texts,
                 else its number, and -1 for scores that are NaN. Yes-or-no questions have 1 and 0. By output where
                 several have losses; those that predict no classes keep their values.
+            dropout: Let Dropout nodes drop, as in training, by masks of the trainer's seed (Monte Carlo dropout).
+            samples: With ``dropout``: how often to predict each example, along a new first axis [samples, N, ...].
 
         Returns:
-            One array per tensor output by name, or the array itself where the model has one output.
+            The array of the output; where the model has several, a dictionary by name, for which type checkers want
+            :meth:`predict_all`.
 
         Raises:
-            OptionError: `labels` is given, and no output has scores over classes or binary logits.
+            OptionError: `labels` is given, and no output has scores over classes or binary logits; or ``dropout``, and
+                no Dropout node drops.
         """
+        if labels and (dropout or samples is not None):
+            raise OptionError("predict(labels=True) has no samples; leave dropout and samples out, or labels.")
         if labels:
             from onnxtrain.training.inference.evaluation import answers
 
             return self._by_head(data, target, batch_size, ema, "predict(labels=True)", answers)
-        arrays = self._predicted(self._evaluator(self.objective.forms, ema), data, target, batch_size)
-        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+        evaluator = self._evaluator(self.objective.forms, ema, dropout=dropout)
+        check_samples(evaluator.objective.model, evaluator.objective.modes, samples)
+        if dropout:
+            given = self.data_adapter.open(self.objective, data, target=target)
+            arrays = evaluator.predict(given, batch_size, samples=samples)
+        else:
+            arrays = self._predicted(evaluator, data, target, batch_size)
+        return _only(arrays, alone=len(arrays) == 1)
+
+    def predict_all(self, data: Source, **options: Any) -> dict[str, np.ndarray]:
+        """Return what :meth:`predict` does, by name of the output also where the model has one."""
+        found: Any = self.predict(data, **options)
+        if isinstance(found, dict):
+            return found
+        outputs = (value.name for value in self.objective.model.graph.outputs if isinstance(value.type, ir.TensorType))
+        return {self.objective.output_names[0] if options.get("labels") else str(next(outputs)): found}
 
     @checks_arguments
     def predict_proba(
         self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
-    ) -> np.ndarray | dict[str, np.ndarray]:
+    ) -> np.ndarray:
         """Return class probabilities for inputs, from logits or from a final Softmax or Sigmoid.
 
         Args:
@@ -178,7 +200,7 @@ class TrainedModel(TrainedValues):
         ema: bool,
         caller: str,
         found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray | None],
-    ) -> np.ndarray | dict[str, np.ndarray]:
+    ) -> np.ndarray:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.evaluation import check_answers
 
@@ -193,7 +215,7 @@ class TrainedModel(TrainedValues):
         labels = self.labels if len(heads) == 1 else None
         results = {head.name: found(head.metric_input, arrays[str(head.prediction.name)], labels) for head in heads}
         by_head = {name: result for name, result in results.items() if result is not None}
-        return next(iter(by_head.values())) if len(heads) == 1 else by_head
+        return _only(by_head, alone=len(heads) == 1)
 
     def _predicted(
         self,
@@ -207,19 +229,21 @@ class TrainedModel(TrainedValues):
         given = adapter.as_given(objective, data, batch_size) or adapter.open(objective, data, target=target)
         return evaluator.predict(given, batch_size, values)
 
-    def _evaluator(self, forms: Forms, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
+    def _evaluator(
+        self, forms: Forms, ema: bool, weighted: bool = False, packed: bool = False, dropout: bool = False
+    ) -> Evaluator:
         self._state.check_averages(ema)
         packed = packed or self.config.packed
-        key = forms, ema, weighted, packed
+        key = forms, ema, weighted, packed, dropout
         found = self._evaluators.get(key)
         if found is None:
             with self._lock:
                 found = self._evaluators.get(key)
                 if found is None:
-                    found = self._evaluators[key] = self._new_evaluator(forms, ema, weighted, packed)
+                    found = self._evaluators[key] = self._new_evaluator(*key)
         return found
 
-    def _new_evaluator(self, forms: Forms, ema: bool, weighted: bool, packed: bool) -> Evaluator:
+    def _new_evaluator(self, forms: Forms, ema: bool, weighted: bool, packed: bool, dropout: bool) -> Evaluator:
         from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
 
         config, objective = self.config, self.objective
@@ -227,9 +251,19 @@ class TrainedModel(TrainedValues):
             if objective.modes.training or (config.lora is not None and config.lora.drops):
                 objective = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
             self._in_inference = objective
+        found = self._in_inference
+        if dropout:
+            modes = Modes(dropout=True, seed=config.seed)
+            found = prepare(config, modes=modes, copies=objective.copies, table=objective.table)
         return Evaluator(
-            self._in_inference.packing(packed).with_forms(forms).weighting(weighted),
+            found.packing(packed).with_forms(forms).weighting(weighted),
             self.executor.states,
             config.runtime,
             self._state.averages if ema else None,
         )
+
+
+def _only(arrays: dict[str, np.ndarray], *, alone: bool) -> np.ndarray:
+    """Return an only array; several stay a dictionary, whatever the type says."""
+    found: Any = next(iter(arrays.values())) if alone else arrays
+    return found  # type: ignore[no-any-return]

@@ -82,7 +82,7 @@ class TrainedValues:
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self.executor = executor_class(config)(objective, config, values)
-        self._state = State(self.executor.states, objective, keeps_averages=config.ema is not None)
+        self._state = State(self.executor.states, objective, config.held, keeps_averages=config.ema is not None)
         for name, average in self._state.averages.items():
             if values is None or average not in values:
                 self.executor.states[average] = self.executor.states[name]
@@ -120,6 +120,15 @@ class TrainedValues:
         config = dataclasses.replace(self.config, **changes)
         with self._state.snapshot() as state:
             return self._of(config, objective or self.objective, dict(state.trained), copy.copy(self.data_adapter))
+
+    def _go_on(self, config: TrainingConfig, call: str) -> None:
+        """Train with other parameters from now on; values, counts and names stay."""
+        if self.config.divided or self._rate.is_training:
+            raise OptionError(f"{call} changes which weights are live, in one process and between two trainings only.")
+        rate, epochs = self._rate, self._state.epochs
+        with self.executor.states.snapshot() as states:
+            self._start(config, None, states, self.data_adapter)
+        self._rate, self._state.epochs = rate, epochs
 
     def __repr__(self) -> str:
         loss = self.objective.loss
@@ -311,12 +320,18 @@ class TrainedValues:
         """Assign weights in the form of :meth:`get_weights`; optimizer states are kept.
 
         Args:
-            weights: Arrays by name, of all weights or of some, or one array with the elements of all.
+            weights: Arrays by name, of all weights or of some, or one array with the elements of all. Frozen weights of
+                the model can be set, too; from then on they are among :attr:`weights`.
 
         Raises:
             OptionError: An array is of another type or shape, or there is no such weight; nothing is changed.
         """
         given = weights if isinstance(weights, Mapping) else split_flat(np.asarray(weights), self.weights)
+        initializers = self.objective.model.graph.initializers
+        first = self.config.optimizer.schema.first_count
+        frozen = {name: first for name in given if name not in self.weights and name in initializers}
+        if frozen:
+            self._go_on(dataclasses.replace(self.config, held={**self.config.held, **frozen}), "set_weights")
         arrays = {name: np.asarray(array) for name, array in given.items()}
         for name, array in arrays.items():
             self.weights.check(name, array)

@@ -38,8 +38,10 @@ from onnxtrain.training.config import (
     Options,
     Precision,
     TrainingConfig,
+    optional_patterns,
 )
 from onnxtrain.training.objective import Objective
+from onnxtrain.training.prepare import prepare
 from onnxtrain.training.trained_model import TrainedModel
 from onnxtrain.training.trained_values import trains
 
@@ -206,6 +208,28 @@ class Trainer(TrainedModel):
     def hints(self) -> list[str]:
         """Hints about this model and its training; surprising ones were also warnings."""
         return [hint.text for hint in self._hints]
+
+    @checks_arguments
+    @trains
+    def set_trained(self, train: str | Sequence[str] | None = None, freeze: str | Sequence[str] | None = None) -> None:
+        """Choose anew which parameters are trained, between two calls of :meth:`fit`.
+
+        The others are frozen: they keep their values and optimizer states, and go on with them when they are trained
+        again. Their update counts are their own, as in PyTorch.
+
+        Args:
+            train: As in :class:`Trainer`; by default all parameters.
+            freeze: As in :class:`Trainer`; wins over ``train``.
+
+        Raises:
+            OptionError: A pattern matches nothing, nothing is left to train, or :meth:`fit` is running.
+        """
+        config = dataclasses.replace(self.config, train=optional_patterns(train), freeze=optional_patterns(freeze))
+        names, first = prepare(config).parameters, config.optimizer.schema.first_count
+        now = int(self.executor.states[self.objective.names.count])
+        counts = {**config.held, **{name: now - config.missed.get(name, 0) for name in self.parameters}}
+        missed = {name: own for name in names if (own := now - counts.pop(name, first))}
+        self._go_on(dataclasses.replace(config, held=counts, missed=missed), "set_trained")
 
     @property
     def masks(self) -> Mapping[str, np.ndarray]:

@@ -259,6 +259,14 @@ def train_dropout(model: ir.Model, seed: int) -> int:
     return len(nodes)
 
 
+def check_samples(model: ir.Model, modes: Modes, samples: int | None) -> None:
+    """Check that predictions can be sampled by the Dropout nodes of the main graph."""
+    if samples is not None and (samples < 1 or not modes.dropout):
+        raise OptionError(f"samples is {samples}; it needs {'at least 1' if modes.dropout else 'dropout=True'}.")
+    if modes.dropout and not any(is_dropout(node) and _setting(node, 1, 0.5) != 0 for node in model.graph):
+        raise OptionError("dropout=True needs Dropout nodes, but the model has none that drops; export it with them.")
+
+
 def seed_of_node(seed: int, position: int) -> int:
     """Return the seed of one Dropout node."""
     drawn = np.random.SeedSequence((seed % (1 << 63), position)).generate_state(1)[0]

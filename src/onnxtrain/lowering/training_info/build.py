@@ -100,7 +100,8 @@ def _options_metadata(spec: StepSpec) -> dict[str, str]:
 
 def _first_values(spec: StepSpec) -> FirstValues:
     initializers = spec.model.graph.initializers
-    tensors = {name: initializers[name].const_value for name in (*spec.parameters, *spec.statistics)}
+    names = [name for name in (*spec.parameters, *spec.held, *spec.statistics) if name in initializers]
+    tensors = {name: initializers[name].const_value for name in names}
     return FirstValues({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 

@@ -77,9 +77,6 @@ def read_training_model(given: onnx.ModelProto | str | os.PathLike[str]) -> tupl
     return ModelFile.load(given).whole(), str(Path(given).parent)
 
 
-# The check of every entry
-
-
 Type = tuple[int, tuple[int | str | None, ...] | None]
 
 

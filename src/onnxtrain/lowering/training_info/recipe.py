@@ -20,10 +20,7 @@ COUNTERS_KEY = "onnxtrain.dropout_counters"
 """Metadata key of a training model: a JSON list of the states that identify a step, for dropout masks."""
 
 SYNCHRONIZED_KEY = "onnxtrain.synchronized"
-"""Metadata key of an entry: ``true`` if batch normalization is synchronized over all ranks.
-
-Sessions read it; files, which are for one process, do not have it."""
-
+"""Metadata key of an entry: ``true`` if batch normalization is synchronized over all ranks; not in files."""
 
 MASK = "/mask"
 """End of the name of a mask, a constant that is named after its parameter."""
@@ -87,6 +84,7 @@ class UpdateRule(NamedTuple):
 
     optimizer: Optimizer
     rate_scale: float = 1.0
+    missed: int = 0  # updates while it was frozen
 
 
 @dataclass(frozen=True)
@@ -124,6 +122,7 @@ class StepSpec:
     wide: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
     given_squares: Mapping[str, np.ndarray] | None = None
+    held: Collection[str] = ()
 
     def rule_of(self, parameter: str) -> UpdateRule:
         """Return the update rule of a parameter."""

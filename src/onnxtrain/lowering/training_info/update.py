@@ -48,7 +48,8 @@ def optimizer_nodes(
     news: dict[str, tuple[Value, ...]] = {}
     for rule, members in alike:
         scaled = rate if rule.rate_scale == 1.0 else rate * rule.rate_scale
-        news |= _nodes(op, rule.optimizer, scaled, count, members, sparsified)
+        counted = count - rule.missed if rule.missed else count
+        news |= _nodes(op, rule.optimizer, scaled, counted, members, sparsified)
     return {name: news[name] for name in variables}
 
 

@@ -48,6 +48,7 @@ class Executor:
         given = {} if values is None else values
         self.states = new_states(
             {name: given[name] if name in given else first_values[name] for name in first_values}
+            | {name: given[name] for name in given if name.rpartition("/")[0] in config.held}
             if given
             else first_values,  # a lazy mapping: read one value at a time
             config.runtime,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from onnxtrain.losses.cross_entropy import NextToken
 from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.lowering.lower import lower_entry
-from onnxtrain.lowering.training_info.recipe import StepEntry
+from onnxtrain.lowering.training_info.recipe import COUNTERS_KEY, StepEntry
 from onnxtrain.metrics.base import MeanAccumulator, MetricInput
 from onnxtrain.metrics.dataset_metrics import sigmoid, softmax
 from onnxtrain.runtime.options import RuntimeOptions
@@ -45,6 +46,9 @@ _PACKED_AFTER = 100
 
 _MOST_PACKED = 1 << 26
 """Most bytes of weights that a session packs: it has a copy of them, and took 0.8 s to open with 5e7 bytes."""
+
+_SAMPLE = "dropout/sample"
+"""Input with the number of a sample and a batch, from which Dropout draws its masks."""
 
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 """Operators that ONNX Runtime computes in integers where weights are constant, which rounds otherwise."""
@@ -248,9 +252,13 @@ class Evaluator:
         return [(objective.names.loss, losses[0] if losses else None)]
 
     def predict(
-        self, data: Dataset | Mapping[str, np.ndarray], batch_size: int, values: Sequence[ir.Value] | None = None
+        self,
+        data: Dataset | Mapping[str, np.ndarray],
+        batch_size: int,
+        values: Sequence[ir.Value] | None = None,
+        samples: int | None = None,
     ) -> dict[str, np.ndarray]:
-        """Predict outputs for a dataset, by name, concatenated along the example axis."""
+        """Predict outputs for a dataset, by name, concatenated along the example axis, behind one of samples."""
         if values is None:
             names, values = self._names, self._outputs
         else:
@@ -260,16 +268,20 @@ class Evaluator:
             results, common = session.run(data), self.objective.common
             count = next(len(array) for name, array in data.items() if name not in common)
             return {name: self._joined(name, [results[name]], [count]) for name in names}
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        parts: list[dict[str, list[np.ndarray]]] = [{name: [] for name in names} for _ in range(samples or 1)]
         rows: list[int] = []
         batches = data.batches(batch_size if fixed is None else fixed.size)
         with self._states.reading(self._read) as reading:
-            for batch in batches if fixed is None else fixed.pieces(batches):
-                results = session.run(batch.inputs if fixed is None else fixed.filled(batch.inputs), reading)
+            for number, batch in enumerate(batches if fixed is None else fixed.pieces(batches)):
                 rows.append(batch.size)
-                for name in names:
-                    parts[name].append(results[name])
-        return data.in_units({name: self._joined(name, part, rows) for name, part in parts.items()})
+                inputs = batch.inputs if fixed is None else fixed.filled(batch.inputs)
+                for sample, part in enumerate(parts):
+                    draw = {_SAMPLE: np.asarray(sample * 1_000_003 + number)} if self.objective.modes.dropout else {}
+                    results = session.run({**inputs, **draw}, reading)
+                    for name in names:
+                        part[name].append(results[name])
+        found = [data.in_units({name: self._joined(name, own, rows) for name, own in part.items()}) for part in parts]
+        return found[0] if samples is None else {name: np.stack([own[name] for own in found]) for name in names}
 
     def _session_of(self, names: tuple[str, ...], values: Sequence[ir.Value]) -> StepSession:
         """Return the session that computes values; after many predictions without a change, one that packs weights."""
@@ -380,6 +392,9 @@ class Evaluator:
             value.name = state
             states.append(value.name)
             graph.inputs.append(value)
+        if own.modes.dropout:
+            graph.inputs.append(ir.Value(name=_SAMPLE, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(())))
+            own.model.metadata_props[COUNTERS_KEY] = json.dumps([_SAMPLE])
         step = lower_entry(StepEntry(own.model, states, {}, results), kernels=False)
         return StepSession(step, self._states, self._options, kernels=False, bind=weights is None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from onnxtrain.editing.working_copy.adaptation import Adaptation
 from onnxtrain.editing.working_copy.attention import separate_head_norms
 from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
 from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.editing.working_copy.training_modes import Modes, set_inference
+from onnxtrain.editing.working_copy.training_modes import Modes, check_samples, set_modes
 from onnxtrain.editing.working_copy.widening import narrow_outputs, widen
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.hints import Hint, warn_of
@@ -115,7 +116,9 @@ def predict(
     batch_size: int = 256,
     lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,
-) -> np.ndarray | dict[str, np.ndarray]:
+    dropout: bool = False,
+    samples: int | None = None,
+) -> np.ndarray:
     """Compute the outputs of a model, like :meth:`onnxtrain.Trainer.predict` but without trainer and loss.
 
     Args:
@@ -125,26 +128,33 @@ def predict(
         batch_size: Examples per batch.
         lora: An adapter of the model to use: ``Lora(adapter="tuned.onnx_adapter")``.
         runtime: Threads and providers.
+        dropout: Let Dropout nodes drop, as in training, always by the same masks (Monte Carlo dropout).
+        samples: With ``dropout``: how often to predict each example, along a new first axis [samples, N, ...].
 
     Returns:
-        The tensor outputs by name, or the array itself if the model has one output.
+        The array of the output; where the model has several, a dictionary by name, for which type checkers want
+        :func:`onnxtrain.predict_all`.
 
     Raises:
         ModelError: The model cannot be read.
         DataError: The data does not fit the model.
-        OptionError: ``lora`` names no adapter.
+        OptionError: ``lora`` names no adapter; ``dropout`` is given, and no Dropout node drops.
 
     Example:
         >>> import onnxtrain
         >>> onnxtrain.predict(onnxtrain.examples.mlp((4, 3)), np.zeros((2, 4))).shape
         (2, 3)
     """
-    arrays = outputs(model, data, target=target, batch_size=batch_size, lora=lora, runtime=runtime)
-    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    arrays = predict_all(
+        model, data, target=target, batch_size=batch_size, lora=lora, runtime=runtime, dropout=dropout, samples=samples
+    )
+    found: Any = next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    return found  # type: ignore[no-any-return]
 
 
+@checks_arguments
 @refuses_invalid()
-def outputs(
+def predict_all(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     *,
@@ -152,6 +162,8 @@ def outputs(
     batch_size: int = 256,
     lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,
+    dropout: bool = False,
+    samples: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Compute the outputs of a model by name, also of a model with one output; see :func:`predict`."""
     adapter = _adapter_of(lora)
@@ -168,12 +180,14 @@ def outputs(
     infer_shapes(working)
     mark_first_axes(working.graph)
     separate_head_norms(working)
-    set_inference(working)
+    modes = Modes(dropout=dropout)
+    set_modes(working, modes)
+    check_samples(working, modes, samples)
     if lora is not None:
         _attach(lora, working, file)
-    objective = of_model(working)
+    objective = dataclasses.replace(of_model(working), modes=modes)
     dataset = DataAdapter(read_names(file, adapter), folder=file.folder).open(objective, data, target=target)
-    return Evaluator(objective, new_states({}, runtime), runtime).predict(dataset, batch_size)
+    return Evaluator(objective, new_states({}, runtime), runtime).predict(dataset, batch_size, samples=samples)
 
 
 def _adapter_of(lora: Adaptation | None) -> str | os.PathLike[str] | None:

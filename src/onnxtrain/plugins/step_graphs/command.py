@@ -35,7 +35,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain import-states``."""
-    from onnxtrain.training.import_states import import_states
+    from onnxtrain.plugins.step_graphs.import_states import import_states
 
     paths.check_paths(
         {
