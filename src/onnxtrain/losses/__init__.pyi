@@ -30,10 +30,13 @@ from onnxtrain.losses.focal_losses import BinaryFocal as BinaryFocal
 from onnxtrain.losses.focal_losses import Focal as Focal
 from onnxtrain.plugins.detection.losses import DETR as DETR
 from onnxtrain.plugins.detection.losses import YOLO as YOLO
+from onnxtrain.plugins.text.preference_losses import CPO as CPO
 from onnxtrain.plugins.text.preference_losses import DPO as DPO
+from onnxtrain.plugins.text.preference_losses import IPO as IPO
 from onnxtrain.plugins.text.preference_losses import KTO as KTO
 from onnxtrain.plugins.text.preference_losses import ORPO as ORPO
 from onnxtrain.plugins.text.preference_losses import Reward as Reward
+from onnxtrain.plugins.text.preference_losses import SimPO as SimPO
 from onnxtrain.plugins.text.ranking_losses import ListNet as ListNet
 from onnxtrain.plugins.text.ranking_losses import MultipleNegatives as MultipleNegatives
 from onnxtrain.plugins.text.ranking_losses import RankNet as RankNet

@@ -174,8 +174,9 @@ def test_broken_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     assert found.kept == [0, 5]
     assert found.read == 7
     assert found.hints == (
-        f"'{tmp_path}/d.jsonl': 4 of 7 rows cannot be read and are skipped, for example: line 2 of '{tmp_path}/d.jsonl' "
-        "is not JSON: Expecting property name enclosed in double quotes at character 2.",
+        f"'{tmp_path}/d.jsonl': 4 of 7 rows cannot be read and are skipped, for example: "
+        f"line 2 of '{tmp_path}/d.jsonl' is not JSON: Expecting property name enclosed in double quotes at character "
+        "2.",
         f"'{tmp_path}/d.jsonl': 1 of 7 rows have no answer to learn and are left out.",
     )
     for number in range(4):

@@ -16,7 +16,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def register() -> None:
     """Add readers and flags of texts, losses that compare them, metrics of rewards, and samples."""
     register_reader("texts", f"{__name__}.reading:read_texts")
-    for name, loss in {"dpo": "DPO", "orpo": "ORPO", "kto": "KTO", "reward": "Reward"}.items():
+    preferences = {"dpo": "DPO", "ipo": "IPO", "simpo": "SimPO", "cpo": "CPO", "orpo": "ORPO", "kto": "KTO"}
+    for name, loss in {**preferences, "reward": "Reward"}.items():
         register_loss(name, f"{__name__}.preference_losses:{loss}")
     for name, loss in {"multiple_negatives": "MultipleNegatives", "listnet": "ListNet", "ranknet": "RankNet"}.items():
         register_loss(name, f"{__name__}.ranking_losses:{loss}")

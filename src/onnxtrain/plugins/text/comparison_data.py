@@ -59,8 +59,8 @@ class ComparisonData:
 
     The loss says which columns a row needs; texts may be plain or, of answers, lists of messages:
 
-    - ``dpo``, ``orpo``, ``reward``: ``chosen`` and ``rejected``, mostly with a ``prompt``; else the prompt is what both
-      begin with. ``reward`` takes a ``margin``, too.
+    - ``dpo``, ``ipo``, ``simpo``, ``cpo``, ``orpo``, ``reward``: ``chosen`` and ``rejected``, mostly with a
+      ``prompt``; else the prompt is what both begin with. ``reward`` takes a ``margin``, too.
     - ``kto``: ``prompt``, ``completion`` and ``label``, true for a desirable completion.
     - ``multiple_negatives``: ``query`` (or ``anchor``), ``positive`` and perhaps ``negative``, a text or a list.
     - ``listnet``, ``ranknet``: ``query``, ``documents`` and ``labels``, for each document a number of at least 0 that
@@ -513,11 +513,11 @@ class GroupExamples(RowExamples):
             return numbers.astype(np.int64)
         if tokens.kind == "rewards":
             return numbers
-        if "chosen_labels" in self._roles.values():
+        if self._reference is None:
             answers = (labels[:, 1:] != IGNORED).sum(1).reshape(len(rows), 2)
             chosen = (whole[::count, 1:] != IGNORED).sum(1)[:, None]
-            return np.concatenate([answers, chosen], axis=1).astype(np.float32)
-        assert self._reference is not None
+            needs_chosen = "chosen_labels" in self._roles.values()
+            return np.concatenate([answers, chosen], axis=1).astype(np.float32)[:, : 2 + needs_chosen]
         reference: Array = self._reference[index]
         return np.concatenate([reference, numbers[:, None]], axis=1) if tokens.kind == "judged" else reference
 

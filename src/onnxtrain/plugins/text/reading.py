@@ -54,7 +54,7 @@ def read_texts(source: Any, reading: Reading) -> Any:
     if isinstance(source, ComparisonData):
         shown = "is an output" if loss is None else f"{loss.name} compares none"
         raise DataError(
-            f"{source.name} holds texts to compare, but the loss {shown}; use dpo, orpo, kto, reward, "
+            f"{source.name} holds texts to compare, but the loss {shown}; use dpo, ipo, simpo, cpo, orpo, kto, reward, "
             "multiple_negatives, listnet or ranknet."
         )
     if isinstance(source, Stream):
