@@ -403,14 +403,14 @@ class Trainer(TrainedModel):
         measured = self.objective.resolve_metrics(metrics)
         check_numbers(measured)
         features = self._features(dataset, size, augment) if cache_features else None
-        history = History()
+        callbacks = [*callbacks, history := History()]  # with what callbacks add to the metrics
         if best is not None and save_best is not None:
             callbacks = [*callbacks, SaveBest(best, save_best)]
         if folder is not None:
             callbacks = [*callbacks, folder]
             folder.writes = not rank
             folder.describe(history, self, dataset, validated and validated[0], size, schedule)
-        listeners = CallbackList([history, *callbacks, *([] if rank else shown_progress(progress, callbacks))])
+        listeners = CallbackList([*callbacks, *([] if rank else shown_progress(progress, callbacks))])
         listeners.silent = rank > 0
         loop = Loop(
             LoopOptions(

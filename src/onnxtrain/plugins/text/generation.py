@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.losses.cross_entropy import NextToken
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.plugins.text.token_rows import roles_of
+from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer, end_ids
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.prepare import prepare
 from onnxtrain.training.trained_model import TrainedModel
@@ -114,6 +117,14 @@ def next_scores(trainer: TrainedModel) -> NextScores:
     return NextScores(objective.inputs, run, scores, caches, sizes)
 
 
+def end_tokens(words: ChatTokenizer, tokenizer: Any) -> set[int]:
+    """Return the tokens that end an answer, by a tokenizer, its template's usual names, and the files of a folder."""
+    names = filter(None, (words.tokens.get("eos_token"), "<|im_end|>", "<|eot_id|>", "<end_of_turn>"))
+    found = {words.encoder.id_of(name) for name in names}
+    of_folder = end_ids(Path(tokenizer)) if isinstance(tokenizer, str | Path) else set()
+    return {one for one in found if one is not None} | of_folder
+
+
 def generate(
     model: NextScores,
     prompts: Sequence[Sequence[int]],
@@ -137,7 +148,7 @@ def generate(
     """
     random = np.random.default_rng(seed)
     found: list[list[int]] = [[] for _ in prompts]
-    for part in _parts(prompts, model.rows or _ROWS):
+    for part in of_one_length(prompts, model.rows or _ROWS):
         rows, ids = np.asarray(part), np.asarray([prompts[row] for row in part], np.int64)
         model.begin()
         if model.rows is not None:  # the model fixes the size of a batch
@@ -159,8 +170,8 @@ def generate(
     return found
 
 
-def _parts(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]:
-    """Yield the numbers of prompts of one length: rows of a batch need no padding then, which no cache has."""
+def of_one_length(prompts: Sequence[Sequence[int]], most: int = _ROWS) -> Iterator[list[int]]:
+    """Yield the numbers of prompts of one length, in batches: these need no padding, which a cache would keep."""
     by_length: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(number)

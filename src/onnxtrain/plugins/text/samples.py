@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import numpy as np
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.plugins.text.generation import NextScores, next_scores
-from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer, end_ids
+from onnxtrain.plugins.text.generation import NextScores, end_tokens, next_scores
+from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 from onnxtrain.training.trained_model import TrainedModel
 
@@ -23,10 +22,7 @@ class TextGenerator:
 
     def __init__(self, model: NextScores, tokenizer: Any, chat_template: Any = None) -> None:
         self._model, self._tokenizer = model, ChatTokenizer.open(tokenizer, chat_template)
-        names = filter(None, (self._tokenizer.tokens.get("eos_token"), "<|im_end|>", "<|eot_id|>", "<end_of_turn>"))
-        found = {self._tokenizer.encoder.id_of(name) for name in names}
-        folder = Path(tokenizer) if isinstance(tokenizer, str | Path) else None
-        self._ends = {one for one in found if one is not None} | (set() if folder is None else end_ids(folder))
+        self._ends = end_tokens(self._tokenizer, tokenizer)
 
     def answer(self, prompt: str, tokens: int) -> str:
         """Return the text that follows a prompt, which is a message of the user where there is a chat template."""
