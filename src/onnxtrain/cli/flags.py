@@ -147,7 +147,7 @@ Data = Annotated[
         help="A .npz, .csv, .parquet, .jsonl or .tar file, or a folder of images or arrays. Arrays (also .safetensors, "
         "and .npy files in a folder) are named like the model's inputs, and one is the target. A .csv or .parquet file "
         "needs --target. Images are in one folder per class. Chats and texts, for next_token and for losses that "
-        "compare rows, are a .jsonl, .txt, .csv or .parquet file.",
+        "compare rows, are a .jsonl, .json, .txt, .csv or .parquet file, or several: a.jsonl,b.jsonl=0.5.",
     ),
 ]
 Target = Annotated[
