@@ -190,3 +190,8 @@ def test_the_table_beside_other_packages_names_what_exists(capsys: pytest.Captur
     names = {name for cell in own for name in re.findall(r"`onnxtrain\.losses\.(\w+)`", cell)}
     assert names
     assert not {name for name in names if not hasattr(onnxtrain.losses, name)}
+
+
+def test_noise_on_embeddings(files: Path, fit: Run) -> None:
+    assert "epoch 1/1" in fit("--neftune", "5")
+    assert "alpha is 0.0; NEFTune needs a finite number above 0" in fit("--neftune", "0")

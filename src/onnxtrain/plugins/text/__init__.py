@@ -8,6 +8,7 @@ from onnxtrain.errors.registries import (
     register_flags,
     register_loss,
     register_metric,
+    register_pass,
     register_reader,
 )
 
@@ -28,5 +29,8 @@ def register() -> None:
     register_command("checkpoint", f"{__name__}.checkpoint_command")
     register_callback("samples", f"{__name__}.samples:Samples")
     register_callback("answers", f"{__name__}.answers:Answers")
+    register_callback("neftune", f"{__name__}.noisy_embeddings:NEFTune")
+    register_pass("neftune", f"{__name__}.noisy_embeddings:add_noise")
     register_flags("texts", f"{__name__}.flags:TextFlags", of="data")
+    register_flags("neftune", f"{__name__}.flags:NoiseFlags", of="fit")
     register_flags("samples", f"{__name__}.flags:SampleFlags", of="fit")

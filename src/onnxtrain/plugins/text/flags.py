@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from onnxtrain.cli.flags import READING, RESULTS, flag, grouped
+from onnxtrain.cli.flags import READING, RESULTS, TRAINING, flag, grouped
 from onnxtrain.cli.reader_flags import DataFlags, FitFlags
 from onnxtrain.errors import OptionError
 
@@ -42,8 +42,13 @@ class TextFlags(DataFlags):
         if rows or compared or is_json_lines(source):
             is_table = isinstance(source, str) and Path(source).suffix.lower() in CSV_SUFFIXES
             reading = ("delimiter", "encoding", "decimal") if is_table else ()
-            own = ("tokenizer", "max_length", "chat_template", "skip_broken")
-            own += () if compared else ("train_on", "pack")
+            own = (
+                "tokenizer",
+                "max_length",
+                "chat_template",
+                "skip_broken",
+                *(() if compared else ("train_on", "pack")),
+            )
             self.only(*own, *reading, kind="texts to compare" if compared else "chats or texts", path=path)
             opened = CsvFile(path, self.delimiter, self.encoding, self.decimal) if reading else source
             return (ComparisonData if compared else ChatData)(opened, **{name: getattr(self, name) for name in own})
@@ -82,6 +87,22 @@ def _compares_rows(loss: str | None) -> bool:
 
     found = LOSSES.get(ALIASES.get(name_of(loss), name_of(loss)))
     return found is not None and issubclass(found, GroupLoss)
+
+
+@grouped(TRAINING)
+@dataclass(frozen=True)
+class NoiseFlags(FitFlags):
+    """Noise on embeddings."""
+
+    neftune: float | None = flag(
+        None, "Language models: add noise of this size, such as 5, to embeddings of tokens.", metavar="ALPHA"
+    )
+
+    def callbacks(self, reading: DataFlags, shown: Progress) -> list[Callback]:
+        """Return the callback that adds the noise, if there is any."""
+        from onnxtrain.plugins.text.noisy_embeddings import NEFTune
+
+        return [] if self.neftune is None else [NEFTune(self.neftune)]
 
 
 @grouped(RESULTS)

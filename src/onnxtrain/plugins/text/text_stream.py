@@ -68,7 +68,7 @@ class TextStream(IterableDataset):
         self._data, self.name, self.of_tokens = data, data.name, True
         self._kept: list[Examples] | None = None  # of an iterator, which cannot be read again
 
-    def in_order_of(self, specs: Sequence[TensorSpec]) -> TextStream:  # type: ignore[override]
+    def in_order_of(self, specs: Sequence[TensorSpec]) -> TextStream:
         """Return the stream for a model; see `Dataset.in_order_of`."""
         found = TextStream(self._data, specs)
         found.validate()
