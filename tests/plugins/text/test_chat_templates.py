@@ -65,3 +65,39 @@ def test_tokens_and_answers_are_those_of_transformers(tmp_path: Path, name: str)
         assert encoded.ids.tolist() == wanted["input_ids"]
         learned = learned_tokens(encoded.starts, encoded.ends, spans)
         assert learned.astype(int).tolist() == wanted["assistant_masks"]
+
+
+NOT_OF_TRL = ("diffusion_gemma", "glm4moe", "idefics3", "smolvlm")
+"""No words ask for an answer after a tool; the next turn's token ends an answer; messages need parts, not a text."""
+
+
+@pytest.mark.torch
+@pytest.mark.thorough
+def test_answers_are_those_of_the_training_templates_of_trl() -> None:
+    """Where TRL learns more, it is what the model is given: the words that ask for an answer."""
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    folder, compared = Path(trl.__file__).parent / "chat_templates", 0
+    for path in sorted(folder.glob("*_training.jinja")):
+        name = path.name.removesuffix("_training.jinja")
+        template = (folder / f"{name}.jinja").read_text()
+        if name in NOT_OF_TRL:
+            continue
+        for chat in CHATS.values():
+            try:
+                text, wanted = Renderer(path.read_text(), TOKENS).answers({"messages": chat, "answers": True})
+                own, _ = Renderer(template, TOKENS).answers({"messages": chat, "answers": False})
+            except Exception:  # of the template, as in transformers
+                continue
+            if own != text:  # templates to train with render thoughts that the original leaves out
+                continue
+            asks = {"messages": [{"role": "user", "content": "?"}], "ask": True, "answers": True}
+            asked, _ = Renderer(template, TOKENS).answers(asks)
+            found = Renderer(template, TOKENS).answers({"messages": chat, "answers": True})[1]
+            if len(wanted) > len(found) and wanted[-2][1] == wanted[-1][0]:  # the end of a chat, as a block of its own
+                wanted[-2:] = [(wanted[-2][0], wanted[-1][1])]
+            assert len(found) == len(wanted)
+            for (start, end), (first, last) in zip(found, wanted, strict=True):
+                assert end == last
+                assert text[first:start] in asked or text[first:start] == "<｜tool▁outputs▁end｜>"  # noqa: RUF001
+            compared += 1
+    assert compared > 300
