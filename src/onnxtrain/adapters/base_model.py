@@ -24,8 +24,10 @@ from onnxtrain.adapters.layers import Layer, Target, find_layers, refuse_magnitu
 from onnxtrain.adapters.peft import write_folder
 from onnxtrain.adapters.values import norms
 from onnxtrain.data.hashing import Fingerprint, describe_graph
+from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.model_file.exporters import optimum
 from onnxtrain.model_file.file import ModelFile
 
 
@@ -40,7 +42,10 @@ class BaseModel:
     @classmethod
     def of(cls, file: ModelFile) -> BaseModel:
         """Return the model of a file."""
-        model = infer_shapes(file.training_model())
+        model = file.training_model()
+        if any(value.name == optimum.BRANCH for value in model.graph.inputs):
+            remove_cache_inputs(model)  # layers are in the branch without a cache
+        model = infer_shapes(model)
         return cls(file, model.graph, find_layers(model))
 
     def read(self, path: str | os.PathLike[str]) -> tuple[Adapter, list[Target]]:

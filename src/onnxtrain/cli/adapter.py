@@ -20,10 +20,8 @@ HELP = "Merge adapters into a model, convert, add or inspect them, or give a mod
 EXAMPLES = """\
 Examples
 
-  A model that computes the same without the adapter:
+  A model that computes the same without the adapter, or a checkpoint of transformers:
     onnxtrain adapter merge model.onnx tuned.onnx_adapter -o merged.onnx
-
-  The same as a checkpoint of transformers:
     onnxtrain adapter merge model.onnx tuned.onnx_adapter -o checkpoint
 
   A model that takes adapters at run time:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -123,3 +125,30 @@ def test_advantages_are_those_of_trl(tmp_path):
         texts = words.batch_decode(sample["completion_ids"], skip_special_tokens=True)
         rewards = np.array(reward([], texts)).reshape(-1, 4)
         assert np.allclose(advantages_of(rewards).reshape(-1), sample["advantages"], atol=1e-4)
+
+
+@pytest.mark.sweep
+def test_genai_samples_with_the_current_adapter(tmp_path):
+    """The most probable tokens after some steps are those of the trainer, also for prompts of several lengths."""
+    pytest.importorskip("onnxruntime_genai")
+    words, checkpoint = tokenizer(tmp_path / "words"), tmp_path / "checkpoint"
+    network().save_pretrained(checkpoint)
+    transformers.PreTrainedTokenizerFast.from_pretrained(words).save_pretrained(checkpoint)
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", "checkpoint", "-o", "folder"]
+    subprocess.run([*command, "-p", "fp32", "-e", "cpu", "-c", "cache"], cwd=tmp_path, check=True, capture_output=True)
+    lora = onnxtrain.Lora(rank=4, targets="all-linear")
+    learner = onnxtrain.Trainer(tmp_path / "folder", loss="grpo", optimizer="adam(lr=0.02)", lora=lora)
+    seen = []
+
+    def few(prompts, completions, completion_ids, **columns):
+        seen.append((list(prompts), completion_ids))
+        return [-len(set(ids)) for ids in completion_ids]
+
+    prompts = ["What is one?", "Say a", "Say b"]
+    given = {"max_completion_length": 6, "batch_size": 3, "num_generations": 2}
+    onnxtrain.text.grpo(learner, prompts, few, max_steps=3, use_genai=True, **given)
+    onnxtrain.text.grpo(learner, prompts, few, max_steps=1, use_genai=True, top_k=1, **given)
+    onnxtrain.text.grpo(learner, prompts, few, max_steps=1, use_genai=False, top_k=1, num_iterations=1, **given)
+    assert [len(ids) for _, ids in seen] == [6] * 5
+    first, second = (dict(zip(*each, strict=True)) for each in seen[-2:])
+    assert first == second  # rewards of equal answers are equal, so that nothing was learned between them

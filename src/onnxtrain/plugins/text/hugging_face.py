@@ -166,21 +166,21 @@ def _tensors(
         split = architecture.built and len(layer.parts) > 1 and not architecture.packs(layer.name)
         for target in layer.targets if split else (Target(layer),):
             size = layer.inputs * target.outputs * 4
-            for word, name in (("weight", weight), ("bias", None if bias is None else str(bias.name))):
-                if name is None:
-                    continue
+            made = {"weight": (weight, size, partial(_weight, merged, target))}
+            if bias is not None:
+                made["bias"] = str(bias.name), target.outputs * 4, partial(_bias, bias, target)
+            for word, (name, count, make) in made.items():
                 full = (
                     f"{architecture.in_checkpoint(target.name)}.{word}"
                     if split
                     else names_in_checkpoint(layer, word, architecture)[0]
                 )
-                make = partial(_weight, merged, target) if word == "weight" else partial(_bias, bias, target)
-                parts[full] = _Tensor(full, size if word == "weight" else target.outputs * 4, make, frozenset([name]))
+                parts[full] = _Tensor(full, count, make, frozenset([name]))
     for packed in packed_layers(base.layers, architecture):
         for word in ("weight", "bias"):
-            own = [parts.pop(f"{architecture.in_checkpoint(name)}.{word}", None) for name in packed.targets]
-            if all(own):
-                given = [one for one in own if one is not None]
+            names = [f"{architecture.in_checkpoint(name)}.{word}" for name in packed.targets]
+            if all(name in parts for name in names):
+                given = [parts.pop(name) for name in names]
                 whole = f"{architecture.in_checkpoint(packed.name)}.{word}"
                 sources = frozenset[str]().union(*(one.sources for one in given))
                 parts[whole] = _Tensor(whole, sum(one.size for one in given), partial(_joined, given), sources)

@@ -145,7 +145,9 @@ def grpo(
     """
     loss = trainer.objective.loss
     if not isinstance(loss, GRPO):
-        raise OptionError(f'grpo trains a trainer with the loss {loss.name}; give Trainer(..., loss="grpo").')
+        raise OptionError(
+            f'grpo trains a trainer with the loss {getattr(loss, "name", loss)}; give Trainer(..., loss="grpo").'
+        )
     whole = {"max_steps": (max_steps, 1), "batch_size": (batch_size, 1), "num_generations": (num_generations, 2)}
     whole |= {"num_iterations": (num_iterations, 1), "max_completion_length": (max_completion_length, 1)}
     for name, (value, least) in (whole | {"top_k": (top_k, 0)}).items():
