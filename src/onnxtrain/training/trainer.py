@@ -409,9 +409,8 @@ class Trainer(TrainedModel):
         check_numbers(measured)
         features = self._features(dataset, size, augment) if cache_features else None
         history, own, of_training = History(), self.objective, not held_out and not are_none(metrics)
-        callbacks = [*callbacks, history]  # with what callbacks add to the metrics
-        if best is not None and save_best is not None:
-            callbacks = [*callbacks, SaveBest(best, save_best)]
+        saving = [] if best is None or save_best is None else [SaveBest(best, save_best)]
+        callbacks = [*callbacks, history, *saving]  # with what callbacks add to the metrics
         if folder is not None:
             callbacks = [*callbacks, folder]
             folder.writes = not rank
