@@ -167,6 +167,23 @@ def dpo(z: Array, t: Array, beta: float) -> float:
     return float(np.mean(-log_sigmoid(beta * (ratio[:, 0] - ratio[:, 1]))))
 
 
+def ipo(z: Array, t: Array, beta: float) -> float:
+    """(d - 1 / (2 beta))^2 of the log-probabilities by token that the model gained over the reference."""
+    ratio = z - t
+    return float(np.mean((ratio[:, 0] - ratio[:, 1] - 1 / (2 * beta)) ** 2))
+
+
+def simpo(z: Array, t: Array, beta: float, gamma: float) -> float:
+    """-log sigmoid(beta times the difference of log-probabilities by token, less gamma)."""
+    mean = z / t
+    return float(np.mean(-log_sigmoid(beta * (mean[:, 0] - mean[:, 1]) - gamma)))
+
+
+def cpo(z: Array, t: Array, beta: float, alpha: float) -> float:
+    """-log sigmoid(beta times the difference), and alpha times the negative log-likelihood of a chosen token."""
+    return float(np.mean(-log_sigmoid(beta * (z[:, 0] - z[:, 1]))) - alpha * z[:, 0].sum() / t[:, 0].sum())
+
+
 def orpo(z: Array, t: Array, beta: float) -> float:
     """Negative log-likelihood by token of the chosen rows - beta times the mean log sigmoid of log odds ratios."""
     a, b = z[:, 0] / t[:, 0], z[:, 1] / t[:, 1]
@@ -359,6 +376,9 @@ def rows() -> list[Row]:
             lambda z, t: info_nce(z, t, 0.2),
         ),
         Row("pairs", losses.DPO(0.3), ANSWERS, normal(5, 2, seed=4) - 4, lambda z, t: dpo(z, t, 0.3)),
+        Row("means", losses.IPO(0.3), ANSWERS / 4, normal(5, 2, seed=4) / 4 - 1, lambda z, t: ipo(z, t, 0.3)),
+        Row("pairs", losses.SimPO(0.7, 0.3), ANSWERS[:4], TOKENS[:, :2], lambda z, t: simpo(z, t, 0.7, 0.3)),
+        Row("pairs", losses.CPO(0.3, 0.5), ANSWERS[:4], TOKENS[:, :2], lambda z, t: cpo(z, t, 0.3, 0.5)),
         Row("pairs", losses.ORPO(0.3), LIKELIHOODS, TOKENS, lambda z, t: orpo(z, t, 0.3)),
         Row("sampled", losses.GRPO(0.3, 0.5), normal(2, 3, seed=6) - 2, SAMPLED, lambda z, t: grpo(z, t, 0.3, 0.5)),
         Row("judged", losses.KTO(0.3, 1.0, 0.5), ANSWERS, JUDGED, lambda z, t: kto(z, t, ANSWERS, 0.3, (1.0, 0.5))),

@@ -29,7 +29,7 @@ LOSSES = {
         "examples are compared with each other; tests/plugins/more_losses compares them with formulas",
     ),
     **dict.fromkeys(
-        ("dpo", "orpo", "kto", "reward", "grpo", "multiple_negatives", "listnet", "ranknet"),
+        ("dpo", "ipo", "simpo", "cpo", "orpo", "kto", "reward", "grpo", "multiple_negatives", "listnet", "ranknet"),
         "the model takes groups of rows; tests/plugins/text compares them with formulas and TRL",
     ),
 }

@@ -147,7 +147,7 @@ Data = Annotated[
         help="A .npz, .csv, .parquet, .jsonl or .tar file, a pattern ('d/*.csv'), or a folder of tables, images, "
         "sounds or arrays. Arrays (also .safetensors, .npy) are named like the inputs, and one is the target. "
         "Tables need --target. Images and sounds lie in a folder per class. Chats and texts, for next_token and "
-        "losses that compare rows, are .jsonl, .txt, .csv or .parquet.",
+        "losses that compare rows, are .jsonl, .json, .txt, .csv or .parquet, or several: a.jsonl,b.jsonl=0.5.",
     ),
 ]
 Target = Annotated[

@@ -33,7 +33,7 @@ class DataFlags:
     std: str | None = flag(
         None, "Images: divide by this, one number or 0.23,0.22,0.23.  [default: the model's]", metavar="NUMBERS"
     )
-    skip_broken: bool = flag(False, "Images: skip those that cannot be read.")
+    skip_broken: bool = flag(False, "Images and chats: skip those that cannot be read.")
     orient: bool | None = flag(None, "Images: rotate by their EXIF tag.  [default: as in the training, else yes]")
     delimiter: str | None = flag(None, "CSV: separator of cells.  [default: detected]", metavar="MARK")
     encoding: str | None = flag(None, "CSV: the encoding of the text.  [default: detected]", metavar="NAME")

@@ -115,8 +115,8 @@ class LossFlags:
     )
     chunk: int | None = flag(
         None,
-        "Rows (tokens) of logits to compute at a time, for softmax_cross_entropy, next_token, dpo, orpo and "
-        "kto: saves memory with large vocabularies.  [default: all]",
+        "Rows (tokens) of logits to compute at a time, for softmax_cross_entropy, next_token and losses "
+        "of preferences: saves memory with large vocabularies.  [default: all]",
         metavar="ROWS",
         group=MEMORY,
     )

@@ -46,10 +46,13 @@ from onnxtrain.plugins.more_losses.numbers import Poisson as Poisson
 from onnxtrain.plugins.more_losses.numbers import Quantile as Quantile
 from onnxtrain.plugins.more_losses.survival import Cox as Cox
 from onnxtrain.plugins.text.policy_loss import GRPO as GRPO
+from onnxtrain.plugins.text.preference_losses import CPO as CPO
 from onnxtrain.plugins.text.preference_losses import DPO as DPO
+from onnxtrain.plugins.text.preference_losses import IPO as IPO
 from onnxtrain.plugins.text.preference_losses import KTO as KTO
 from onnxtrain.plugins.text.preference_losses import ORPO as ORPO
 from onnxtrain.plugins.text.preference_losses import Reward as Reward
+from onnxtrain.plugins.text.preference_losses import SimPO as SimPO
 from onnxtrain.plugins.text.ranking_losses import ListNet as ListNet
 from onnxtrain.plugins.text.ranking_losses import MultipleNegatives as MultipleNegatives
 from onnxtrain.plugins.text.ranking_losses import RankNet as RankNet

@@ -439,13 +439,13 @@ class Trainer(TrainedModel):
         check_numbers(measured)
         features = self._features(dataset, size, augment) if cache_features else None
         history, own, of_training = History(), self.objective, not held_out and not are_none(metrics)
-        if best is not None and save_best is not None:
-            callbacks = [*callbacks, SaveBest(best, save_best)]
+        saving = [] if best is None or save_best is None else [SaveBest(best, save_best)]
+        callbacks = [*callbacks, history, *saving]  # with what callbacks add to the metrics
         if folder is not None:
             callbacks = [*callbacks, folder]
             folder.writes = not rank
             folder.describe(history, self, dataset, next((each for each, _ in held_out.values()), None), size, schedule)
-        listeners = CallbackList([history, *callbacks, *([] if rank else shown_progress(progress, callbacks))])
+        listeners = CallbackList([*callbacks, *([] if rank else shown_progress(progress, callbacks))])
         listeners.silent = rank > 0
         loop = Loop(
             LoopOptions(

@@ -165,8 +165,14 @@ CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city"
             ],
             "Yes.<|im_end|>\nTwo.<|im_end|>\n",  # without the words that ask for an answer
         ),
+        (
+            "{{ messages | length }}{% for m in messages %}{{ m.role }}:\n{{ m.content }};{% endfor %}"
+            "{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}",
+            CHATS[1],
+            "Guten Tag, schöne Grüße!;Sure: \U0001f600 \U0001f600;",
+        ),
     ],
-    ids=["thinking", "ended", "thoughts", "tools", "marks", "two answers"],
+    ids=["thinking", "ended", "thoughts", "tools", "marks", "two answers", "another beginning"],
 )
 def test_answers_that_change_where_messages_follow(tmp_path, template, chat, wanted):
     """The labels of earlier answers are their text in the whole chat."""
@@ -181,10 +187,10 @@ def test_answers_that_change_where_messages_follow(tmp_path, template, chat, wan
     [
         "{% for m in messages %}{{ m.role }}: {{ m.content | upper if loop.last else m.content }};{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}",
-        "{{ messages | length }}{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}"
+        "{{ messages | length }}{% for m in messages %}{{ m.role }}: {{ m.content | upper }};{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}",
     ],
-    ids=["another text", "another beginning"],
+    ids=["another text", "another beginning and other words"],
 )
 def test_answers_that_are_not_found_are_refused(tmp_path, template):
     folder = tokenizer(tmp_path, template)
@@ -425,7 +431,6 @@ WRONG = {
     "[1]": r"line 1 of '.*' is a list; a row needs messages",
     "{": r"line 1 of '.*' is not JSON",
     "": r"'.*' has nothing to learn: there are no rows",
-    '{"messages": [{"role": "assistant", "content": "a"}]}': r"line 1 of '.*' cannot be rendered: the first message is",
     '{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": 3}': r"chat_template_kwargs of line 1",
     '{"messages": [{"role": "user", "content": 5}]}': r"content of message 1 of messages .* is a number; it needs",
     '{"messages": [{"role": "user", "content": [5]}]}': r"line 1 of '.*' cannot be rendered: .*concatenate",

@@ -68,6 +68,22 @@ def dpo(w, weights, beta=0.1):
     return (weights * -log_sigmoid(beta * (ratio[:, 0] - ratio[:, 1]))).mean()
 
 
+def ipo(w, weights, beta=0.1):
+    a, b = (answers(w, IDS, LABELS).sum(-1) / (LABELS[..., 1:] != -100).sum(-1) - REFERENCE).T
+    return (weights * (a - b - 1 / (2 * beta)) ** 2).mean()
+
+
+def simpo(w, weights, beta=2.0, gamma=1.0):
+    a, b = (answers(w, IDS, LABELS).sum(-1) / (LABELS[..., 1:] != -100).sum(-1)).T
+    return (weights * -log_sigmoid(beta * (a - b) - gamma)).mean()
+
+
+def cpo(w, weights, beta=0.1, alpha=1.0):
+    a, b = answers(w, IDS, LABELS).sum(-1).T
+    likelihood = -(weights * a).sum() / (LABELS[:, 0, 1:] != -100).sum()
+    return (weights * -log_sigmoid(beta * (a - b))).mean() + alpha * likelihood
+
+
 def orpo(w, weights, beta=0.1):
     counts = (LABELS[..., 1:] != -100).sum(-1)
     a, b = (answers(w, IDS, LABELS).sum(-1) / counts).T
@@ -148,6 +164,9 @@ COUNTS = np.concatenate([(LABELS[..., 1:] != -100).sum(-1), (WHOLE[:, 1:] != -10
 
 CASES: dict[str, tuple[Callable[[], onnx.ModelProto], Data, Callable[..., Any], list[dict[str, Any]]]] = {
     "dpo": (language_model, (TOKENS, REFERENCE), dpo, [{"beta": 0.7}]),
+    "ipo": (language_model, (TOKENS, REFERENCE), ipo, [{"beta": 0.7}]),
+    "simpo": (language_model, (TOKENS, COUNTS[:, :2]), simpo, [{"beta": 0.7}, {"gamma": 0.3}]),
+    "cpo": (language_model, (TOKENS, COUNTS[:, :2]), cpo, [{"beta": 0.7}, {"alpha": 0.3}]),
     "orpo": (language_model, ({**TOKENS, "chosen_labels": WHOLE}, COUNTS), orpo, [{"beta": 0.7}]),
     "kto": (
         language_model,

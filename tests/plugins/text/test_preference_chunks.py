@@ -24,6 +24,9 @@ JUDGED = np.concatenate([REFERENCE, DESIRABLE], axis=1)
 
 DATA = {
     "dpo": ({"labels": LABELS}, REFERENCE),
+    "ipo": ({"labels": LABELS}, REFERENCE),
+    "simpo": ({"labels": LABELS}, COUNTS[:, :2]),
+    "cpo": ({"labels": LABELS}, COUNTS[:, :2]),
     "orpo": ({"labels": LABELS, "chosen_labels": WHOLE}, COUNTS),
     "kto": ({"labels": LABELS}, JUDGED),
     "grpo": ({"labels": LABELS[:, :1]}, np.stack([np.pad(LABELS[:, 0, 1:] != -100, ((0, 0), (0, 1)))] * 4, 1) - 0.5),

@@ -142,15 +142,22 @@ def losses_of_trl(trainer, config, model, rows, folder: Path, batch: int, **sett
     return found
 
 
-@pytest.mark.parametrize("name", ["dpo", "kto", "orpo", "reward"])
+@pytest.mark.parametrize("name", ["dpo", "kto", "orpo", "reward", "ipo", "simpo", "cpo"])
 def test_losses_are_those_of_trl(tmp_path, name):
     folder = tokenizer(tmp_path / "words")
     kind = "LlamaForSequenceClassification" if name == "reward" else "LlamaForCausalLM"
     path, model = exported(tmp_path / "model.onnx", kind), adapted(tmp_path / "first", kind)
     rows, batch = JUDGED if name == "kto" else PAIRS, 4
     given = {"train_sampling_strategy": "sequential"}
-    if name == "dpo":
+    if name in ("dpo", "ipo"):
         trainer, config = trl.DPOTrainer, trl.DPOConfig
+        given |= {"loss_type": ["ipo"]} if name == "ipo" else {}
+    elif name in ("simpo", "cpo"):
+        from trl.experimental.cpo import CPOConfig, CPOTrainer
+
+        trainer, config = CPOTrainer, CPOConfig
+        if name == "simpo":
+            given |= {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 1.0}
     elif name == "kto":
         trainer, config = trl.KTOTrainer, trl.KTOConfig
     elif name == "orpo":

@@ -66,13 +66,23 @@ def test_the_commands_of_the_page(files: Path, capsys: pytest.CaptureFixture[str
 def test_the_python_of_the_page(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = re.findall(r"```py\n(.*?)```", section(), re.DOTALL)
     dataset = [{"messages": chat} for chat in CHATS]
+    (files / "more.json").write_text(json.dumps(dataset))
     exec(compile(block, str(PAGE), "exec"), {"onnxtrain": onnxtrain, "dataset": dataset})
     assert (files / "adapter" / "adapter_model.safetensors").exists()
 
 
+def test_the_measured_answers_of_the_page(files: Path) -> None:
+    text = PAGE.read_text().partition("## Exact match and ROUGE of generated answers\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    write_rows(files / "held.jsonl", [{"messages": CHATS[0]}])
+    trainer = onnxtrain.Trainer("folder", loss="next_token")
+    names = {"onnxtrain": onnxtrain, "trainer": trainer, "own_function": lambda answer, reference: len(answer)}
+    exec(compile(block, str(PAGE), "exec"), names)
+
+
 def test_the_rows_of_the_page(files: Path, fit: Run) -> None:
     rows = re.findall(r"^\| `(\{.*?\})`", section(), re.MULTILINE)
-    assert len(rows) == 4
+    assert len(rows) == 5
     (files / "rows.jsonl").write_text("\n".join(rows))
     assert "left out" not in fit(data="rows.jsonl")
 
@@ -180,3 +190,8 @@ def test_the_table_beside_other_packages_names_what_exists(capsys: pytest.Captur
     names = {name for cell in own for name in re.findall(r"`onnxtrain\.losses\.(\w+)`", cell)}
     assert names
     assert not {name for name in names if not hasattr(onnxtrain.losses, name)}
+
+
+def test_noise_on_embeddings(files: Path, fit: Run) -> None:
+    assert "epoch 1/1" in fit("--neftune", "5")
+    assert "alpha is 0.0; NEFTune needs a finite number above 0" in fit("--neftune", "0")

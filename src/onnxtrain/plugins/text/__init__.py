@@ -8,6 +8,7 @@ from onnxtrain.errors.registries import (
     register_flags,
     register_loss,
     register_metric,
+    register_pass,
     register_reader,
 )
 
@@ -17,7 +18,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def register() -> None:
     """Add readers and flags of texts, losses that compare them, metrics of rewards, and samples."""
     register_reader("texts", f"{__name__}.reading:read_texts")
-    for name, loss in {"dpo": "DPO", "orpo": "ORPO", "kto": "KTO", "reward": "Reward"}.items():
+    preferences = {"dpo": "DPO", "ipo": "IPO", "simpo": "SimPO", "cpo": "CPO", "orpo": "ORPO", "kto": "KTO"}
+    for name, loss in {**preferences, "reward": "Reward"}.items():
         register_loss(name, f"{__name__}.preference_losses:{loss}")
     for name, loss in {"multiple_negatives": "MultipleNegatives", "listnet": "ListNet", "ranknet": "RankNet"}.items():
         register_loss(name, f"{__name__}.ranking_losses:{loss}")
@@ -26,5 +28,9 @@ def register() -> None:
         register_metric(f"rewards/{metric}", f"{__name__}.preference_losses:{metric.upper()}")
     register_command("checkpoint", f"{__name__}.checkpoint_command")
     register_callback("samples", f"{__name__}.samples:Samples")
+    register_callback("answers", f"{__name__}.answers:Answers")
+    register_callback("neftune", f"{__name__}.noisy_embeddings:NEFTune")
+    register_pass("neftune", f"{__name__}.noisy_embeddings:add_noise")
     register_flags("texts", f"{__name__}.flags:TextFlags", of="data")
+    register_flags("neftune", f"{__name__}.flags:NoiseFlags", of="fit")
     register_flags("samples", f"{__name__}.flags:SampleFlags", of="fit")

@@ -13,12 +13,24 @@ from onnxtrain.data.packing import LONGEST_ROW, PackedSequences
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.groups import IGNORED
-from onnxtrain.plugins.text.rows import in_blocks, name_of, read_rows
-from onnxtrain.plugins.text.token_rows import LONGEST, RowExamples, TokenRows, labels_of, learned_tokens, roles_of
+from onnxtrain.plugins.text.rows import Broken, in_blocks, name_of, read_rows
+from onnxtrain.plugins.text.token_rows import (
+    LONGEST,
+    RowExamples,
+    TokenRows,
+    encoded_rows,
+    labels_of,
+    learned_tokens,
+    roles_of,
+)
 from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
 
 _BLOCK: Final = 256
 """Rows that are encoded at a time."""
+
+
+class NothingToLearnError(DataError):
+    """No row has an answer."""
 
 
 @checks_arguments
@@ -28,12 +40,15 @@ class ChatData(ExampleSource):
 
     A row is a chat (``messages``: a list with ``role`` and ``content``), a question with its answer (``prompt`` and
     ``completion``, texts or messages; or ``instruction``, ``output`` and perhaps ``input``), or a plain ``text``. Chats
-    and instructions become text by the tokenizer's chat template. Plain texts, and completions of plain prompts, end
-    with the tokenizer's end token.
+    and instructions become text by the tokenizer's chat template; instructions without one by Alpaca's prompt. Plain
+    texts, and completions of plain prompts, end with the tokenizer's end token. ``conversations`` are messages with
+    ``from`` and ``value``, as ShareGPT has them.
 
     Args:
-        source: A ``.jsonl`` file (a row per line), a ``.txt`` file (a text per line that is not blank), a ``.csv`` or
-            ``.parquet`` file, a dataset of Hugging Face, or a list or an iterator of rows.
+        source: A ``.jsonl`` file (a row per line), a ``.json`` file (an array of rows), a ``.txt`` file (a text per
+            line that is not blank), these compressed (``.jsonl.gz``), a ``.csv`` or ``.parquet`` file, a dataset of
+            Hugging Face, a list or an iterator of rows, or a function that returns an iterator. Several files are a
+            list of paths, or a mapping from path to weight: 2 reads each row twice, 0.5 every second row.
         tokenizer: A folder with ``tokenizer.json``, the path of that file, a ``tokenizers.Tokenizer``, or a tokenizer
             of ``transformers``; by default the one in the folder of the model. Files beside it have the chat template
             (``tokenizer_config.json``, ``chat_template.jinja``).
@@ -43,6 +58,8 @@ class ChatData(ExampleSource):
             With ``pack`` there is no default, and long rows continue in another row.
         pack: Put several rows into one of this many tokens, see :func:`onnxtrain.data.pack`.
         chat_template: Path of a chat template in Jinja, instead of the tokenizer's.
+        skip_broken: Leave out rows that are no JSON, have no form of a row, or that the chat template refuses; a hint
+            counts them.
 
     Raises:
         OptionError: A value is not accepted.
@@ -54,6 +71,7 @@ class ChatData(ExampleSource):
     max_length: int | None = None
     pack: int | None = None
     chat_template: str | os.PathLike[str] | None = None
+    skip_broken: bool = False
 
     def __post_init__(self) -> None:
         if self.train_on not in ("answers", "all"):
@@ -115,19 +133,23 @@ class ChatData(ExampleSource):
 
 def _read(data: ChatData, tokenizer: ChatTokenizer, limit: int | None) -> TokenRows:
     """Read the tokens of all rows."""
-    found, rows = TokenRows(), read_rows(data.source)
+    found, rows, broken = TokenRows(), read_rows(data.source), Broken(skip=data.skip_broken)
     cut = tokens = lost = 0
-    for block in in_blocks(rows, _BLOCK, lambda row: row.size):
-        for encoded, spans in tokenizer.encode(block, answers=data.train_on == "answers"):
+    for block in in_blocks(rows, _BLOCK, lambda row: 0 if isinstance(row, DataError) else row.size):
+        for each in encoded_rows(block, tokenizer, answers=data.train_on == "answers", broken=broken):
+            found.read += 1
+            if each is None:
+                continue
+            encoded, spans = each
             size = len(encoded.ids)
-            found.read, tokens = found.read + 1, tokens + size
+            tokens += size
             if limit is not None and size > limit:
                 cut, lost = cut + 1, lost + size - limit
             learned = learned_tokens(encoded.starts, encoded.ends, spans)[:limit]
             if learned[1:].any():  # no earlier token predicts the first
                 found.append(encoded.ids[:limit], learned)
                 found.kept.append(found.read - 1)
-    read, left_out = found.read, found.read - len(found.kept)
+    read, left_out = found.read, found.read - len(found.kept) - broken.count
     if not found.kept:
         few = "there are no rows"
         if read:
@@ -137,7 +159,10 @@ def _read(data: ChatData, tokenizer: ChatTokenizer, limit: int | None) -> TokenR
                 f"none of the {read:,} rows has an answer, which is a message of the role 'assistant', a completion, "
                 "an output, or a text of two tokens"
             )
-        raise DataError(f"{data.name} has nothing to learn: {few}.")
+        if broken.count:
+            few = f"{broken.count:,} of {read:,} rows cannot be read, for example: {broken.first.rstrip('.')}"
+        raise NothingToLearnError(f"{data.name} has nothing to learn: {few}.")
+    found.hints = broken.hints(data.name, read)
     if cut:
         found.hints += (
             f"{data.name}: {cut:,} of {read:,} rows are longer than {limit} tokens and are cut; {lost:,} of "

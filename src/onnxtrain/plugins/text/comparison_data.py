@@ -19,10 +19,12 @@ from onnxtrain.errors.formatting import plural
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.groups import IGNORED
 from onnxtrain.plugins.text.rows import (
+    Broken,
     Row,
     forms_in_words,
     holds_arrays,
     in_blocks,
+    is_nan,
     is_text_file,
     kind_in_words,
     name_of,
@@ -58,20 +60,20 @@ class ComparisonData:
 
     The loss says which columns a row needs; texts may be plain or, of answers, lists of messages:
 
-    - ``dpo``, ``orpo``, ``reward``: ``chosen`` and ``rejected``, mostly with a ``prompt``; else the prompt is what both
-      begin with. ``reward`` takes a ``margin``, too.
+    - ``dpo``, ``ipo``, ``simpo``, ``cpo``, ``orpo``, ``reward``: ``chosen`` and ``rejected``, mostly with a
+      ``prompt``; else the prompt is what both begin with. ``reward`` takes a ``margin``, too.
     - ``kto``: ``prompt``, ``completion`` and ``label``, true for a desirable completion.
     - ``multiple_negatives``: ``query`` (or ``anchor``), ``positive`` and perhaps ``negative``, a text or a list.
     - ``listnet``, ``ranknet``: ``query``, ``documents`` and ``labels``, for each document a number of at least 0 that
       is higher for a better one; or ``query``, ``positive`` and ``negative``. The model reads a query with a document.
 
     Args:
-        source: A ``.jsonl`` file (a row per line), a ``.csv`` or ``.parquet`` file, a dataset of Hugging Face, or a
-            list or an iterator of rows.
+        source: As of :class:`ChatData`, but for ``.txt`` files.
         tokenizer: As of :class:`ChatData`.
         max_length: Tokens at which a row is cut; by default the model's length, else 1024 or the tokenizer's maximum.
             Pairs for ``reward`` with a longer row are left out, since their last token counts.
         chat_template: Path of a chat template in Jinja, instead of the tokenizer's.
+        skip_broken: As of :class:`ChatData`.
 
     Raises:
         OptionError: A value is not accepted.
@@ -81,6 +83,7 @@ class ComparisonData:
     tokenizer: Any = None
     max_length: int | None = None
     chat_template: str | os.PathLike[str] | None = None
+    skip_broken: bool = False
 
     def __post_init__(self) -> None:
         value = self.max_length
@@ -107,19 +110,27 @@ class Group(NamedTuple):
     numbers: Sequence[float]
 
 
-def read_groups(source: Any, kind: str) -> Iterator[Group]:
-    """Read the examples of a source."""
-    name, forms = name_of(source), FORMS[kind]
+def read_groups(source: Any, kind: str) -> Iterator[Group | DataError]:
+    """Read the examples of a source; an error for each that cannot be read."""
+    forms = FORMS[kind]
     columns = (*dict.fromkeys(column for form in forms for column in form), *_MORE)
     for label, row in read_records(source, forms, columns):
-        label = f"{label} of {name}"
-        held = row if isinstance(row, Mapping) else {}
-        form = next((form for form in forms if all(held.get(column) is not None for column in form)), None)
-        if form is None:
-            shown = ", ".join(repr(name) for name in list(held)[:8] if held[name] is not None)
-            shown = f"holds {shown or 'nothing'}" if isinstance(row, Mapping) else f"is {kind_in_words(row)}"
-            raise DataError(f"{label} {shown}; a row needs {forms_in_words(forms)}.")
-        yield _READERS[kind](held, label)
+        try:
+            yield _group(row, label, forms, kind)
+        except DataError as error:
+            yield error
+
+
+def _group(row: Any, label: str, forms: Sequence[Sequence[str]], kind: str) -> Group:
+    if isinstance(row, DataError):
+        raise row
+    held = {name: value for name, value in row.items() if not is_nan(value)} if isinstance(row, Mapping) else {}
+    form = next((form for form in forms if all(held.get(column) is not None for column in form)), None)
+    if form is None:
+        shown = ", ".join(repr(name) for name in list(held)[:8] if held[name] is not None)
+        shown = f"holds {shown or 'nothing'}" if isinstance(row, Mapping) else f"is {kind_in_words(row)}"
+        raise DataError(f"{label} {shown}; a row needs {forms_in_words(forms)}.")
+    return _READERS[kind](held, label)
 
 
 def _answers(row: Mapping[str, Any], label: str, names: Sequence[str]) -> list[Row]:
@@ -246,12 +257,21 @@ class GroupTokens(TokenRows):
         numbers: list[float] = []
         queries: dict[str, int] = {}
         cut = same = 0
-        groups = read_groups(data.source, kind)
-        for block in in_blocks(groups, _BLOCK, lambda group: sum(map(_size, group.rows))):
-            encoded = iter(self._encoded(tokenizer, [row for group in block for row in group.rows]))
+        groups, broken = read_groups(data.source, kind), Broken(skip=data.skip_broken)
+        for block in in_blocks(groups, _BLOCK, _size_of_group):
+            own = [group for group in block if not isinstance(group, DataError)]
+            refused = Broken(skip=data.skip_broken)
+            encoded = iter(self._encoded(tokenizer, [row for group in own for row in group.rows], refused))
             for group in block:
-                whole = [next(encoded) for _ in group.rows]
                 self.read += 1
+                if isinstance(group, DataError):
+                    broken.add(group)
+                    continue
+                found = [next(encoded) for _ in group.rows]
+                whole = [each for each in found if each is not None]
+                if len(whole) < len(found):
+                    broken.add(DataError(refused.first))
+                    continue
                 is_long = any(len(each.ids) > limit for each, _ in whole)
                 cut += is_long
                 rows = [self._cut(*row) for row in whole]
@@ -267,13 +287,15 @@ class GroupTokens(TokenRows):
                     self.append(*row)
                 counts.append(len(rows))
                 self.kept.append(self.read - 1)
-                own = group.numbers
+                given = group.numbers
                 if kind == "embeddings":  # equal queries are not negatives of each other
-                    own = [float(queries.setdefault(str(group.rows[0]), len(queries)))]
-                numbers += own
+                    given = [float(queries.setdefault(str(group.rows[0]), len(queries)))]
+                numbers += given
         read = self.read
         if not counts:
             few = f"none of the {read:,} rows has an answer within {limit} tokens" if read else "there are no rows"
+            if broken.count:
+                few = f"{broken.count:,} of {read:,} rows cannot be read, for example: {broken.first.rstrip('.')}"
             raise DataError(f"{data.name} has nothing to learn: {few}.")
         if kind == "judged" and len(counts) < 2:
             raise DataError(f"{data.name} has one row, but kto compares each with another; it needs two at least.")
@@ -281,21 +303,27 @@ class GroupTokens(TokenRows):
         self._counts = np.asarray(counts)
         self._lasts = np.cumsum(self._counts)
         self.numbers: Array = np.asarray(numbers, np.float32)
-        self.hints = tuple(_hints(data.name, kind, read, cut, read - len(counts), limit))
+        left_out = read - len(counts) - broken.count
+        self.hints = (*broken.hints(data.name, read), *_hints(data.name, kind, read, cut, left_out, limit))
         if same:
             text = f"{same:,} of {read:,} rows have chosen and rejected answers of the same tokens; they teach nothing."
             self.hints += (f"{data.name}: {text}",)
         if kind == "ranking" and (single := counts.count(1)):
             self.hints += (f"{data.name}: {single:,} of {read:,} rows have one document, so that nothing is ranked.",)
 
-    def _encoded(self, tokenizer: ChatTokenizer, rows: Sequence[Row | Text]) -> list[tuple[Encoded, Array | None]]:
-        """Return the tokens of rows, and whether each is learned; ``None`` for texts, of which all are."""
+    def _encoded(
+        self, tokenizer: ChatTokenizer, rows: Sequence[Row | Text], broken: Broken
+    ) -> list[tuple[Encoded, Array | None] | None]:
+        """Return the tokens of rows, and whether each is learned; ``None`` for texts, of which all are.
+
+        A row that is skipped is ``None`` itself.
+        """
         prompts = [row for row in rows if isinstance(row, Row)]
         if prompts:
             answers = self.kind != "rewards"
             return [
-                (each, learned_tokens(each.starts, each.ends, spans))
-                for each, spans in tokenizer.encode(prompts, answers=answers)
+                None if each is None else (each[0], learned_tokens(each[0].starts, each[0].ends, each[1]))
+                for each in tokenizer.encode(prompts, answers=answers, broken=broken)
             ]
         texts = [row for row in rows if not isinstance(row, Row)]
         if (longest := max(map(_size, texts), default=0)) > LONGEST_ROW:
@@ -360,6 +388,10 @@ class GroupTokens(TokenRows):
     def fingerprint(self, *more: Array) -> str:
         """Return an identifier of the content."""
         return super().fingerprint(self._counts, self.numbers)
+
+
+def _size_of_group(group: Group | DataError) -> int:
+    return 0 if isinstance(group, DataError) else sum(map(_size, group.rows))
 
 
 def _size(row: Row | Text) -> int:
@@ -482,11 +514,11 @@ class GroupExamples(RowExamples):
             return numbers.astype(np.int64)
         if tokens.kind == "rewards":
             return numbers
-        if "chosen_labels" in self._roles.values():
+        if self._reference is None:
             answers = (labels[:, 1:] != IGNORED).sum(1).reshape(len(rows), 2)
             chosen = (whole[::count, 1:] != IGNORED).sum(1)[:, None]
-            return np.concatenate([answers, chosen], axis=1).astype(np.float32)
-        assert self._reference is not None
+            needs_chosen = "chosen_labels" in self._roles.values()
+            return np.concatenate([answers, chosen], axis=1).astype(np.float32)[:, : 2 + needs_chosen]
         reference: Array = self._reference[index]
         return np.concatenate([reference, numbers[:, None]], axis=1) if tokens.kind == "judged" else reference
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from onnxtrain.cli.flags import READING, RESULTS, flag, grouped
+from onnxtrain.cli.flags import READING, RESULTS, TRAINING, flag, grouped
 from onnxtrain.cli.reader_flags import DataFlags, FitFlags
 from onnxtrain.errors import OptionError
 
@@ -34,15 +36,46 @@ class TextFlags(DataFlags):
         from onnxtrain.plugins.text import ChatData, ComparisonData
         from onnxtrain.plugins.text.rows import holds_texts, is_json_lines
 
-        compared = _compares_rows(loss) and holds_texts(path)
-        rows = holds_texts(path) and (loss or "").partition("(")[0] == "next_token"
-        if rows or compared or is_json_lines(path):
-            reading = ("delimiter", "encoding", "decimal") if Path(path).suffix.lower() in CSV_SUFFIXES else ()
-            own = ("tokenizer", "max_length", "chat_template", *(() if compared else ("train_on", "pack")))
+        source = _files_of(path)
+        compared = _compares_rows(loss) and holds_texts(source)
+        rows = holds_texts(source) and (loss or "").partition("(")[0] == "next_token"
+        if rows or compared or is_json_lines(source):
+            is_table = isinstance(source, str) and Path(source).suffix.lower() in CSV_SUFFIXES
+            reading = ("delimiter", "encoding", "decimal") if is_table else ()
+            own = (
+                "tokenizer",
+                "max_length",
+                "chat_template",
+                "skip_broken",
+                *(() if compared else ("train_on", "pack")),
+            )
             self.only(*own, *reading, kind="texts to compare" if compared else "chats or texts", path=path)
-            opened = CsvFile(path, self.delimiter, self.encoding, self.decimal) if reading else path
+            opened = CsvFile(path, self.delimiter, self.encoding, self.decimal) if reading else source
             return (ComparisonData if compared else ChatData)(opened, **{name: getattr(self, name) for name in own})
         return None
+
+
+def _files_of(path: str) -> str | dict[str, float]:
+    """Return a path, or several with their weights: 'a.jsonl,b.jsonl=0.5', or a pattern such as 'chats/*.jsonl'."""
+    from onnxtrain.plugins.text.rows import is_text_file
+
+    if Path(path).exists():
+        return path
+    found: dict[str, float] = {}
+    for part in path.split(","):
+        name, mark, given = part.rpartition("=")
+        try:
+            name, weight = (name, float(given)) if mark else (part, 1.0)
+        except ValueError:
+            name, weight = part, 1.0
+        names = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+        found.update(dict.fromkeys(names, weight))
+    if not (found and all(map(is_text_file, found))) or [*found] == [path]:
+        return path
+    for name, weight in found.items():
+        if not 0 < weight < math.inf:
+            raise OptionError(f"the weight of {name!r} is {weight:g}; it needs a finite number above 0.")
+    return found
 
 
 def _compares_rows(loss: str | None) -> bool:
@@ -54,6 +87,22 @@ def _compares_rows(loss: str | None) -> bool:
 
     found = LOSSES.get(ALIASES.get(name_of(loss), name_of(loss)))
     return found is not None and issubclass(found, GroupLoss)
+
+
+@grouped(TRAINING)
+@dataclass(frozen=True)
+class NoiseFlags(FitFlags):
+    """Noise on embeddings."""
+
+    neftune: float | None = flag(
+        None, "Language models: add noise of this size, such as 5, to embeddings of tokens.", metavar="ALPHA"
+    )
+
+    def callbacks(self, reading: DataFlags, shown: Progress) -> list[Callback]:
+        """Return the callback that adds the noise, if there is any."""
+        from onnxtrain.plugins.text.noisy_embeddings import NEFTune
+
+        return [] if self.neftune is None else [NEFTune(self.neftune)]
 
 
 @grouped(RESULTS)

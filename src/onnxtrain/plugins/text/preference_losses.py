@@ -104,12 +104,177 @@ class DPO(PreferenceLoss):
         return found[:, 0], found[:, 1]
 
 
-def _answers(rows: Rows, loss: DPO | KTO) -> Value:
-    """Emit the log-probability of the answer of each row [N, k]."""
+@checks_arguments
+@dataclass(frozen=True)
+class IPO(PreferenceLoss):
+    """Identity preference optimization: the mean over pairs of (d - 1 / (2 beta))^2.
+
+    ::
+
+        d = (log p(chosen) - log q(chosen)) - (log p(rejected) - log q(rejected))
+
+    with p the model, q the reference as in :class:`DPO`, and log-probabilities that are means over the tokens of an
+    answer, as in TRL. Predictions are those of p, [N, 2], chosen first; targets are those of q. Inputs are those of
+    :class:`DPO`.
+
+    Args:
+        beta: Strength of the tie to the reference, the paper's tau, above 0.
+        chunk: Tokens whose logits are computed at once, to save memory; ``None`` for all. The gradient computes them
+            again.
+
+    Source:
+        M. G. Azar et al., "A General Theoretical Paradigm to Understand Learning from Human Preferences",
+        arXiv 2310.12036, equation 17.
+    """
+
+    name: ClassVar[str] = "ipo"
+    has_reference: ClassVar[bool] = True
+
+    beta: float = 0.1
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_chunk(self.chunk)
+        check_above_zero(self, beta=self.beta)
+
+    def read(self, rows: Rows) -> Value:
+        """Emit the mean log-probabilities of the tokens of the answers [N, 2]."""
+        return _answers(rows, self, mean=True)
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss."""
+        ratio = prediction - target
+        rest = column(op, ratio, 0) - column(op, ratio, 1) - 1 / (2 * self.beta)
+        return mean_of_examples(op, rest * rest, weights)
+
+    def rewards(self, target: np.ndarray, prediction: np.ndarray) -> Rewards:
+        """Return beta (log p - log q)."""
+        found = self.beta * (prediction.astype(np.float64) - target)
+        return found[:, 0], found[:, 1]
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class SimPO(PreferenceLoss):
+    """Simple preference optimization: the mean over pairs of -log sigmoid(beta (a - b) - gamma).
+
+    a and b are the mean log-probabilities of the tokens of the chosen and the rejected answer. There is no reference.
+
+    Predictions are the log-probabilities of the answers, [N, 2], chosen first; targets are their numbers of tokens.
+    Inputs are those of :class:`DPO`.
+
+    Args:
+        beta: Factor of the mean log-probabilities, above 0. The paper takes 2 to 2.5; TRL's default is 0.1.
+        gamma: Margin of the rewards, 0 or more. The paper takes 0.3 to 1.6; TRL's default is 0.5.
+        chunk: Tokens whose logits are computed at once, to save memory; ``None`` for all. The gradient computes them
+            again.
+
+    Source:
+        Y. Meng, M. Xia, D. Chen, "SimPO: Simple Preference Optimization with a Reference-Free Reward",
+        arXiv 2405.14734.
+    """
+
+    name: ClassVar[str] = "simpo"
+
+    beta: float = 2.0
+    gamma: float = 1.0
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_chunk(self.chunk)
+        check_above_zero(self, beta=self.beta)
+        _check_factor(self, gamma=self.gamma)
+
+    def read(self, rows: Rows) -> Value:
+        """Emit the log-probabilities of the answers [N, 2]."""
+        return _answers(rows, self)
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss."""
+        mean = prediction / target
+        difference = (column(op, mean, 0) - column(op, mean, 1)) * self.beta - self.gamma
+        return mean_of_examples(op, softplus(op, -difference), weights)
+
+    def rewards(self, target: np.ndarray, prediction: np.ndarray) -> Rewards:
+        """Return beta times the mean log-probability of a token."""
+        found = self.beta * prediction.astype(np.float64) / target
+        return found[:, 0], found[:, 1]
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class CPO(PreferenceLoss):
+    """Contrastive preference optimization: the mean over pairs of -log sigmoid(beta (a - b)), plus alpha n.
+
+    a and b are the log-probabilities of the chosen and the rejected answer, and n is the mean negative log-likelihood
+    of the tokens of all chosen answers of a (micro-)batch. There is no reference.
+
+    Predictions are the log-probabilities of the answers, [N, 2], chosen first; targets are their numbers of tokens.
+    Inputs are those of :class:`DPO`.
+
+    Args:
+        beta: Factor of the difference, above 0.
+        alpha: Factor of the likelihood, 0 or more.
+        chunk: Tokens whose logits are computed at once, to save memory; ``None`` for all. The gradient computes them
+            again.
+
+    Source:
+        H. Xu et al., "Contrastive Preference Optimization: Pushing the Boundaries of LLM Performance in Machine
+        Translation", arXiv 2401.08417.
+    """
+
+    name: ClassVar[str] = "cpo"
+    compares_examples: ClassVar[bool] = True
+
+    beta: float = 0.1
+    alpha: float = 1.0
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_chunk(self.chunk)
+        check_above_zero(self, beta=self.beta)
+        _check_factor(self, alpha=self.alpha)
+
+    def read(self, rows: Rows) -> Value:
+        """Emit the log-probabilities of the answers [N, 2]."""
+        return _answers(rows, self)
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss; weights multiply the terms of both parts."""
+        chosen = column(op, prediction, 0)
+        found = mean_of_examples(op, softplus(op, (column(op, prediction, 1) - chosen) * self.beta), weights)
+        likelihood = -chosen if weights is None else -chosen * weights
+        tokens = op.ReduceSum(column(op, target, 0), keepdims=0)
+        nll = op.ReduceSum(likelihood, keepdims=0) / tokens
+        return found._replace(loss=(found.loss + nll * self.alpha).with_shape(()))
+
+    def rewards(self, target: np.ndarray, prediction: np.ndarray) -> Rewards:
+        """Return beta times the log-probabilities."""
+        found = self.beta * prediction.astype(np.float64)
+        return found[:, 0], found[:, 1]
+
+
+def _check_factor(loss: PreferenceLoss, **values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (np.isfinite(value) and value >= 0):
+            raise OptionError(f"{name} is {value!r}; {loss.name} needs a finite number of at least 0.")
+
+
+def _answers(rows: Rows, loss: DPO | IPO | SimPO | CPO | KTO, *, mean: bool = False) -> Value:
+    """Emit the log-probability of the answer of each row [N, k], or its mean over the answer's tokens."""
+    op = rows.op
     labels = rows.add_input("labels", ir.DataType.INT64, (rows.size, rows.tokens()))
     found = rows.log_probabilities(labels, loss.name, loss.chunk)
-    summed = rows.op.ReduceSum(found, rows.op.ints(2), keepdims=0)
-    return named(rows, summed.with_shape((labels.shape or ())[:2]), "log_probabilities")
+    summed = op.ReduceSum(found, op.ints(2), keepdims=0).with_shape((labels.shape or ())[:2])
+    if mean:
+        later = op.Slice(labels, op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(2))
+        counted = op.cast(op.Not(op.Equal(later, op.scalar(-100, later))), summed.dtype)
+        count = op.ReduceSum(counted, op.ints(2), keepdims=0).with_shape(summed.shape)
+        summed = (summed / op.Max(count, op.scalar(1, count))).with_shape(summed.shape)
+    return named(rows, summed, "log_probabilities")
 
 
 def named(rows: Rows, value: Value, name: str) -> Value:
@@ -366,7 +531,7 @@ def reward_metric(metric_input: MetricInput, name: str) -> NamedMetric:
     if rewards is None:
         raise OptionError(
             f"The metric {name} is for preferences, but the loss {metric_input.loss} has no rewards; it goes with dpo, "
-            "orpo, kto and reward."
+            "ipo, simpo, cpo, orpo, kto and reward."
         )
     if name == "rewards/accuracies" and not metric_input.pairs:
         raise OptionError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -38,27 +39,36 @@ def read_texts(source: Any, reading: Reading) -> Any:
     loss = reading.loss
     if isinstance(loss, NextToken | GroupLoss):
         source = _with_listed_rows(source, loss)
-    if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
+    weighted = isinstance(source, Mapping) and isinstance(loss, NextToken | GroupLoss)  # perhaps files with weights
+    if not weighted and (isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source)):
         return source
     from onnxtrain.plugins.text.chat_data import ChatData  # a single step does not need file readers
     from onnxtrain.plugins.text.comparison_data import ComparisonData
-    from onnxtrain.plugins.text.rows import holds_texts, is_json_lines
+    from onnxtrain.plugins.text.rows import FORMS, holds_texts, is_json_lines, is_row, parts_of
+    from onnxtrain.plugins.text.text_stream import Stream, TextStream, open_stream
 
+    if weighted and parts_of(source) is None:
+        return source
     if isinstance(loss, GroupLoss):
         return _with_comparisons(source, loss, reading)
     if isinstance(source, ComparisonData):
         shown = "is an output" if loss is None else f"{loss.name} compares none"
         raise DataError(
-            f"{source.name} holds texts to compare, but the loss {shown}; use dpo, orpo, kto, reward, "
+            f"{source.name} holds texts to compare, but the loss {shown}; use dpo, ipo, simpo, cpo, orpo, kto, reward, "
             "multiple_negatives, listnet or ranknet."
         )
+    if isinstance(source, Stream):
+        source = ChatData(source)
     if not isinstance(source, ChatData):
         if not (holds_texts if isinstance(loss, NextToken) else is_json_lines)(source):
             return source
         source = ChatData(source)
     source = _with_tokenizer(source, reading)
+    if isinstance(loss, NextToken) and may_stream(source.source):
+        opened, _ = open_stream(source.source, lambda row: is_row(row, FORMS))
+        source = dataclasses.replace(source, source=opened)
     if loss is None or isinstance(loss, NextToken | CustomLoss):
-        return source
+        return TextStream(source) if isinstance(source.source, Stream) else source
     reads = "predictions with other targets than tokens"
     if isinstance(loss, SoftmaxCrossEntropy):
         reads = "the logits at each token with this token"
@@ -68,21 +78,28 @@ def read_texts(source: Any, reading: Reading) -> Any:
     ).about(source.name, got=loss.name)
 
 
+def may_stream(source: Any) -> bool:
+    """Return whether data are iterated and have no length: an iterator, a stream, or a function that returns one."""
+    if isinstance(source, str | Dataset | Mapping) or is_array_like(source):
+        return False
+    makes = inspect.isfunction(source) or inspect.ismethod(source) or isinstance(source, functools.partial)
+    return makes or is_stream(source) or (isinstance(source, Iterable) and not hasattr(source, "__len__"))
+
+
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
-    """Return rows of texts in a sequence, a stream or an iterator as a list; others, such as batches, as they are."""
-    given, source = source, iter(source) if is_stream(source) else source
-    is_iterator = isinstance(source, Iterator)
-    if not is_iterator and (not isinstance(source, Sequence) or isinstance(source, str | list) or not source):
-        return source
+    """Return rows of texts in a sequence, a stream or an iterator as a list, or as a `Stream`; others as they are."""
     from onnxtrain.plugins.text.comparison_data import FORMS
     from onnxtrain.plugins.text.rows import FORMS as OF_CHATS
-    from onnxtrain.plugins.text.rows import is_row
+    from onnxtrain.plugins.text.rows import is_row, parts_of
+    from onnxtrain.plugins.text.text_stream import Stream, open_stream
 
-    first = [*itertools.islice(source, 1)]
-    again = itertools.chain(first, source) if is_iterator else source
-    if first and is_row(first[0], FORMS[loss.texts] if isinstance(loss, GroupLoss) else OF_CHATS):
-        return [*again]
-    return given if is_stream(given) else again
+    forms = FORMS[loss.texts] if isinstance(loss, GroupLoss) else OF_CHATS
+    if may_stream(source):
+        found, is_rows = open_stream(source, lambda first: is_row(first, forms))
+        compared = is_rows and isinstance(found, Stream) and isinstance(loss, GroupLoss)
+        return [row for block in found.blocks() for row in block] if compared else found
+    listed = isinstance(source, Sequence) and not isinstance(source, str | list) and source and parts_of(source) is None
+    return [*source] if listed and is_row(source[0], forms) else source
 
 
 def _with_comparisons(source: Any, loss: GroupLoss, reading: Reading) -> Any:

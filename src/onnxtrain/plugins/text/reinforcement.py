@@ -210,6 +210,8 @@ def _read(dataset: Any, words: ChatTokenizer) -> list[_Prompt]:
         listed = read_records(dataset, (("prompt",),), ("prompt",))
     found = []
     for label, row in listed:
+        if isinstance(row, DataError):
+            raise row
         columns = {"prompt": row} if isinstance(row, str) else row
         if not isinstance(columns, Mapping) or not isinstance(columns.get("prompt"), str | list | tuple | np.ndarray):
             shown = kind_in_words(row)

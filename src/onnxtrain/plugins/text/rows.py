@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
+import math
 import os
+import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 
@@ -20,13 +25,28 @@ from onnxtrain.errors import DataError
 from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, check_regular_file, parse_json
 
 JSON_SUFFIXES: Final = (".jsonl", ".ndjson")
-TEXT_SUFFIXES: Final = (*JSON_SUFFIXES, ".txt", *CSV_SUFFIXES, *PARQUET_SUFFIXES)
-"""Endings of files that hold rows of texts."""
+TEXT_SUFFIXES: Final = (*JSON_SUFFIXES, ".json", ".txt", *CSV_SUFFIXES, *PARQUET_SUFFIXES)
+"""Endings of files that hold rows of texts; all but tables may be compressed, ``.jsonl.gz``."""
 
-FORMS: Final = (("messages",), ("prompt", "completion"), ("instruction", "output"), ("text",))
+FORMS: Final = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), ("text",))
 """Columns of each form of a row, the first that fits."""
 
-_COLUMNS: Final = (*dict.fromkeys(name for form in FORMS for name in form), "input", "tools", "chat_template_kwargs")
+_MORE: Final = ("input", "system", "tools", "chat_template_kwargs")
+_COLUMNS: Final = (*dict.fromkeys(name for form in FORMS for name in form), *_MORE)
+
+_ROLES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    "system": "system",
+}
+"""Roles by their names in ShareGPT's form, ``{"from": "human", "value": "..."}``."""
+
+_ALPACA: Final = (
+    "Below is an instruction that describes a task{}. Write a response that appropriately completes the request."
+    "\n\n### Instruction:\n{}\n\n{}### Response:\n"
+)
+"""The prompt of Stanford Alpaca, of instructions for a tokenizer without a chat template."""
 
 _LINE_LIMIT: Final = 16 * MEGABYTE
 """Maximum bytes of a line."""
@@ -46,6 +66,8 @@ class Row:
     prompt: int | None = None
     tools: Any = None
     options: Mapping[str, Any] | None = None
+    plain: Row | None = None
+    """The row without a chat template, if it may do without."""
 
     @property
     def size(self) -> int:
@@ -56,15 +78,16 @@ class Row:
     @classmethod
     def of(cls, given: Any, label: str) -> Row:
         """Convert a row."""
-        columns = given if isinstance(given, Mapping) else {}
+        columns = {name: value for name, value in given.items() if not is_nan(value)} if is_mapping(given) else {}
         form = next((form for form in FORMS if all(columns.get(name) is not None for name in form)), None)
         if form is None:
             held = f"holds {', '.join(map(repr, list(columns)[:8]))}" if columns else f"is {kind_in_words(given)}"
             raise DataError(
-                f"{label} {held}; a row needs messages, prompt and completion, instruction and output, or text."
+                f"{label} {held}; a row needs messages, prompt and completion, instruction and output, conversations, "
+                "or text."
             )
         tools, options = columns.get("tools"), columns.get("chat_template_kwargs")
-        if isinstance(tools, str):
+        if isinstance(tools, str) and tools.strip():
             try:
                 tools = parse_json(tools)
             except RefusedFileError as error:
@@ -74,18 +97,32 @@ class Row:
         by_template: dict[str, Any] = {"tools": tools or None, "options": options}
         if form == ("text",):
             return cls(label, text_of(columns, "text", label))
-        if form == ("messages",):
-            return cls(label, messages=_messages(columns, "messages", label), **by_template)
+        system = [{"role": "system", "content": text_of(columns, "system", label)}] if columns.get("system") else []
+        if form in (("messages",), ("conversations",)):
+            return cls(label, messages=system + _messages(columns, form[0], label), **by_template)
         if form == ("instruction", "output"):
             task, answer = (text_of(columns, name, label) for name in form)
             more = text_of(columns, "input", label) if columns.get("input") else ""
             question = f"{task}\n\n{more}" if more else task
-            chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-            return cls(label, messages=chat, prompt=1, **by_template)
+            chat = [*system, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            paired, given_input = (", paired with an input that provides further context", f"### Input:\n{more}\n\n")
+            before = _ALPACA.format(paired if more else "", task, given_input if more else "")
+            plain = cls(label, before + answer, len(before))
+            return cls(label, messages=chat, prompt=len(chat) - 1, plain=plain, **by_template)
         if isinstance(columns["prompt"], str) and isinstance(columns["completion"], str):
             return cls(label, columns["prompt"] + columns["completion"], len(columns["prompt"]))
         prompt, completion = (_messages(columns, name, label) for name in form)
         return cls(label, messages=prompt + completion, prompt=len(prompt), **by_template)
+
+
+def is_nan(value: Any) -> bool:
+    """Return whether a value is NaN, which tables have where a value is missing."""
+    return isinstance(value, float) and math.isnan(value)
+
+
+def is_mapping(value: Any) -> bool:
+    """Return whether a row has named columns."""
+    return isinstance(value, Mapping)
 
 
 _KINDS: Final = {"bool": "true or false", "int": "a number", "float": "a number", "NoneType": "null", "str": "a text"}
@@ -122,6 +159,7 @@ def _messages(columns: Mapping[str, Any], name: str, label: str) -> list[dict[st
         raise DataError(f"{name} of {label} is {shown}; it needs a list of messages with role and content.")
     found = []
     for number, message in enumerate(given, 1):
+        message = _with_role(message, f"message {number} of {name} of {label}")
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(f"message {number} of {name} of {label} has no role; it needs role and content.")
         if message.get("content") is None and not message.get("tool_calls"):
@@ -136,8 +174,40 @@ def _messages(columns: Mapping[str, Any], name: str, label: str) -> list[dict[st
     return found
 
 
+def _with_role(message: Any, label: str) -> Any:
+    """Return a message of ShareGPT's form with role and content; others as they are."""
+    if not isinstance(message, Mapping) or "from" not in message or message.get("role") is not None:
+        return message
+    role = _ROLES.get(str(message["from"]).lower())
+    if role is None:
+        raise DataError(f"{label} is from {message['from']!r}; it needs 'human', 'gpt', 'system' or 'tool'.")
+    rest = {key: value for key, value in message.items() if key not in ("from", "value", "role")}
+    return {"role": role, "content": message.get("value"), **rest}
+
+
+class Broken:
+    """Counts rows that cannot be read; if they are not skipped, the first one is an error."""
+
+    def __init__(self, *, skip: bool) -> None:
+        self.skip, self.count, self.first = skip, 0, ""
+
+    def add(self, error: DataError) -> None:
+        """Count a row, or raise its error."""
+        if not self.skip:
+            raise error
+        self.count, self.first = self.count + 1, self.first or str(error)
+
+    def hints(self, name: str, read: int) -> tuple[str, ...]:
+        """Return a sentence about the rows that were skipped."""
+        if not self.count:
+            return ()
+        return (f"{name}: {self.count:,} of {read:,} rows cannot be read and are skipped, for example: {self.first}",)
+
+
 def name_of(source: Any) -> str:
     """Return the name of a source in messages."""
+    if (parts := parts_of(source)) is not None:
+        return " and ".join(name_of(part) for part in parts)
     if isinstance(source, Reader):
         return source.name
     return f"'{Path(source)}'" if isinstance(source, str | os.PathLike) else "the dataset"
@@ -161,16 +231,40 @@ def in_blocks(rows: Iterator[_Item], most: int, size: Callable[[_Item], int]) ->
         yield block
 
 
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """Return the ending of a file, of a compressed one that of its content."""
+    given = Path(path)
+    inner = Path(given.stem).suffix.lower()
+    zipped = given.suffix.lower() == ".gz" and inner in (*JSON_SUFFIXES, ".json", ".txt")
+    return inner if zipped else given.suffix.lower()
+
+
+def parts_of(source: Any) -> dict[Any, float] | None:
+    """Return the files of a source of several with their weights: a list of paths, or weights by path."""
+    weighted = isinstance(source, Mapping) and not is_hugging_face(source)
+    if not source or not (weighted or isinstance(source, list)):
+        return None
+    if not all(isinstance(path, str | os.PathLike) and is_text_file(path) for path in source):
+        return None
+    if not weighted:
+        return dict.fromkeys(source, 1.0)
+    return {path: float(weight) for path, weight in source.items()} if all(map(_is_weight, source.values())) else None
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def is_json_lines(source: Any) -> bool:
     """Return whether a source is the path of a file with one JSON document a line, which holds rows of texts only."""
-    return isinstance(source, str | os.PathLike) and Path(source).suffix.lower() in JSON_SUFFIXES
+    return isinstance(source, str | os.PathLike) and suffix_of(source) in JSON_SUFFIXES
 
 
 def is_text_file(source: Any) -> bool:
     """Return whether a source is a reader of tables, or the path of a file of texts by its ending."""
     if isinstance(source, str | os.PathLike):
-        return Path(source).suffix.lower() in TEXT_SUFFIXES
-    return isinstance(source, CsvFile | ParquetFile)
+        return suffix_of(source) in TEXT_SUFFIXES
+    return isinstance(source, CsvFile | ParquetFile) or parts_of(source) is not None
 
 
 def holds_texts(source: Any) -> bool:
@@ -197,52 +291,83 @@ def holds_arrays(row: Mapping[str, Any]) -> bool:
     return any(hasattr(value, "shape") for value in row.values())
 
 
-def read_rows(source: Any) -> Iterator[Row]:
-    """Read the rows of a file, a reader, a dataset, or a list."""
-    name = name_of(source)
+def read_rows(source: Any) -> Iterator[Row | DataError]:
+    """Read the rows of a file, a reader, a dataset, or a list; an error for each that cannot be read."""
     for label, row in read_records(source):
-        yield Row.of(row, f"{label} of {name}")
+        try:
+            if isinstance(row, DataError):
+                raise row
+            yield Row.of(row, label)
+        except DataError as error:
+            yield error
 
 
 def read_records(
     source: Any, forms: Sequence[tuple[str, ...]] = FORMS, columns: Sequence[str] = _COLUMNS
 ) -> Iterator[tuple[str, Any]]:
-    """Read the rows of a file, a reader, a dataset, or a list, as they are, each with its label for messages."""
+    """Read the rows of a source as they are, each with its label for messages; an error for one that is no JSON.
+
+    Of several files, each row is read as often as the weight of its file says: a weight of 2 reads it twice, one of 0.5
+    every second row.
+    """
+    parts = parts_of(source)
+    if parts is None:
+        name = name_of(source)
+        yield from ((f"{label} of {name}", row) for label, row in _records(source, forms, columns, name))
+        return
+    for part, weight in parts.items():
+        for number, record in enumerate(read_records(part, forms, columns)):
+            for _ in range(math.floor((number + 1) * weight) - math.floor(number * weight)):
+                yield record
+
+
+def _records(
+    source: Any, forms: Sequence[tuple[str, ...]], columns: Sequence[str], name: str
+) -> Iterator[tuple[str, Any]]:
+    """Read the rows of one source."""
     if isinstance(source, str | os.PathLike):
-        suffix = Path(source).suffix.lower()
+        suffix = suffix_of(source)
         if suffix in CSV_SUFFIXES:
             source = CsvFile(source)
         elif suffix in PARQUET_SUFFIXES:
             source = ParquetFile(source)
+        elif suffix == ".json":
+            yield from ((f"row {number}", row) for number, row in enumerate(_of_array(Path(source))))
+            return
     if isinstance(source, CsvFile):
         yield from _of_csv(source, forms, columns)
     elif isinstance(source, ParquetFile):
         yield from ((f"row {number}", row) for number, row in enumerate(source.rows(columns)))
     elif isinstance(source, str | os.PathLike):
-        path = Path(source)
-        parse = _json if is_json_lines(path) else None
-        for number, line in _lines(path):
+        is_json = is_json_lines(source)
+        for number, line in _lines(Path(source)):
             label = f"line {number}"
-            yield label, {"text": line} if parse is None else parse(line, f"{label} of '{path}'")
+            yield label, _json(line, f"{label} of {name}") if is_json else {"text": line}
     elif isinstance(source, Iterable):
         if is_hugging_face(source):
             plain: Any = source
             if not is_stream(source):
                 refuse_other_kinds(source)
             source = plain.with_format(None)
-        yield from ((f"row {number}", row) for number, row in enumerate(source))
+        first = getattr(source, "first_row", 0)
+        yield from ((f"row {number}", row) for number, row in enumerate(source, first))
     else:
         raise DataError(f"the data is {kind_in_words(source)}; it needs a path, a dataset, or a list of rows.").about(
             "data", got=kind_in_words(source)
         )
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file, or the content of a compressed one."""
+    check_regular_file(path)
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that are not blank, with their numbers."""
+    number = 0
     try:
-        check_regular_file(path)
-        with path.open("rb") as file:
-            number = 0
+        with _opened(path) as file:
             while line := file.readline(_LINE_LIMIT + 1):
                 number += 1
                 if len(line) > _LINE_LIMIT:
@@ -250,29 +375,74 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if text.strip():
                     yield number, text
-    except FileNotFoundError:
-        raise DataError(f"There is no file '{path}'; give a .jsonl, .txt, .csv or .parquet file of texts.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"line {number} of '{path}' is not in UTF-8 ({error.reason}).") from error
-    except (OSError, RefusedFileError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise DataError(f"'{path}' cannot be read: {reason}.") from error
+    except (OSError, EOFError, zlib.error, RefusedFileError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"There is no file '{path}'; give a .jsonl, .txt, .csv or .parquet file of texts.")
+    reason = (isinstance(error, OSError) and error.strerror) or error
+    return DataError(f"'{path}' cannot be read: {reason}.")
+
+
+_BETWEEN: Final = re.compile(r"[\s,]*")
+"""What stands between the rows of an array."""
+
+
+def _of_array(path: Path) -> Iterator[Any]:
+    """Yield the rows of a file with one JSON array, of which a part is held at a time."""
+    decoder, decode = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8-sig")().decode
+    text, at, number, begun, ended = "", 0, 0, False, False
+    try:
+        with _opened(path) as file:
+            while True:
+                found = _BETWEEN.match(text, at)
+                at = at if found is None else found.end()
+                if begun and text.startswith("]", at):
+                    return
+                if not begun and at < len(text):
+                    if text[at] != "[":
+                        raise DataError(f"'{path}' holds no array of rows; it needs [...], or a row on each line.")
+                    begun, at = True, at + 1
+                    continue
+                failure: Exception = ValueError("it ends before its array does")
+                if at < len(text):
+                    try:
+                        end = decoder.raw_decode(text, at)[1]
+                        yield _json(text[at:end], f"row {number} of '{path}'")
+                        at, number = end, number + 1
+                        continue
+                    except (ValueError, RecursionError) as error:
+                        failure = error
+                if ended or len(text) - at > _LINE_LIMIT or isinstance(failure, RecursionError):
+                    reason = failure.msg if isinstance(failure, json.JSONDecodeError) else failure
+                    raise DataError(f"row {number} of '{path}' is not JSON: {reason}.")
+                block = file.read(max(MEGABYTE, len(text) - at))
+                text, at, ended = text[at:] + decode(block, final=not block), 0, not block
+    except UnicodeDecodeError as error:
+        raise DataError(f"row {number} of '{path}' is not in UTF-8 ({error.reason}).") from error
+    except (OSError, EOFError, zlib.error, RefusedFileError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _json(line: str, label: str) -> Any:
+    """Return a row, or the error of one that is no JSON."""
     try:
-        return parse_json(line)
+        return parse_json(line, finite=False)
     except RefusedFileError as error:
         cause = error.__cause__
         reason = f"{cause.msg} at character {cause.pos + 1}" if isinstance(cause, json.JSONDecodeError) else error
-        raise DataError(f"{label} is not JSON: {reason}.") from error
+        return DataError(f"{label} is not JSON: {reason}.")
 
 
 def _of_csv(file: CsvFile, forms: Sequence[tuple[str, ...]], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
     held = file.column_names()
     known = [name for name in columns if name in held]
     if not any(set(known).issuperset(form) for form in forms):
-        wanted = forms_in_words([form for form in forms if form != ("messages",)])
+        wanted = forms_in_words([form for form in forms if form not in (("messages",), ("conversations",))])
         raise DataError(f"{file.name} has the columns {', '.join(held[:8])}; rows of texts need {wanted}.").about(
             file.name, got=held, wanted=wanted
         )

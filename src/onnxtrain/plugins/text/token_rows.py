@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,11 @@ from onnxtrain.data.map_dataset import Examples, of_rows
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.errors import DataError
 from onnxtrain.losses.groups import IGNORED
+from onnxtrain.plugins.text.rows import Broken, Row
+
+if TYPE_CHECKING:
+    from onnxtrain.data.tokenizer import Encoded
+    from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
 
 LONGEST = 1024
 """Tokens at which rows are cut by default."""
@@ -70,6 +76,17 @@ class TokenRows:
             if array.size:
                 found.add_large_array(array)
         return found.digest()
+
+
+def encoded_rows(
+    rows: Sequence[Row | DataError], tokenizer: ChatTokenizer, *, answers: bool, broken: Broken
+) -> Iterator[tuple[Encoded, list[tuple[int, int]]] | None]:
+    """Yield the tokens of rows, and the spans of characters to learn; ``None`` for a row that is skipped."""
+    for row in rows:
+        if isinstance(row, DataError):
+            broken.add(row)
+    made = iter(tokenizer.encode([row for row in rows if isinstance(row, Row)], answers=answers, broken=broken))
+    yield from (None if isinstance(row, DataError) else next(made) for row in rows)
 
 
 def learned_tokens(starts: Array, ends: Array, spans: Sequence[tuple[int, int]]) -> Array:

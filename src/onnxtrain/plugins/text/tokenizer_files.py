@@ -12,7 +12,7 @@ from onnxtrain.data.limited_process import LimitedProcess
 from onnxtrain.data.tokenizer import LONGEST_TOKEN, Encoded, Encoder, open_tokenizer
 from onnxtrain.errors import DataError
 from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, read_json, read_text
-from onnxtrain.plugins.text.rows import Row, kind_in_words
+from onnxtrain.plugins.text.rows import Broken, Row, kind_in_words
 
 _MEMORY: Final = 2 << 30
 """Bytes that the process of a template may map."""
@@ -66,28 +66,53 @@ class ChatTokenizer:
         known = [limit for limit in limits if type(limit) is int and 0 < limit < _NO_LIMIT]
         return cls(encoder, tokens, own, min(known, default=None))
 
-    def encode(self, rows: Sequence[Row], *, answers: bool) -> list[tuple[Encoded, list[tuple[int, int]]]]:
-        """Return the tokens of rows, and the spans of characters to learn."""
-        sizes = [row.size for row in rows]
-        for row, size in zip(rows, sizes, strict=True):
-            if size > LONGEST_ROW:
-                raise DataError(f"{row.label} has {size:,} characters; a row has at most {LONGEST_ROW:,}: divide it.")
-        rendered = iter(self._rendered([row for row in rows if row.messages is not None], answers=answers))
-        texts = [self._ended(row, answers=answers) if row.messages is None else next(rendered) for row in rows]
-        for row, (text, _) in zip(rows, texts, strict=True):
-            if not _is_unicode(text):
-                raise DataError(
-                    f"{row.label} holds half of a character (a surrogate, such as \\ud800), which no token has."
-                ).about(row.label)
-        encoded: list[Encoded | None] = [None] * len(rows)
+    def encode(
+        self, rows: Sequence[Row], *, answers: bool, broken: Broken | None = None
+    ) -> list[tuple[Encoded, list[tuple[int, int]]] | None]:
+        """Return the tokens of rows, and the spans of characters to learn; ``None`` for those that are skipped."""
+        broken = Broken(skip=False) if broken is None else broken
+        texts: list[tuple[str, list[tuple[int, int]]] | None] = [None] * len(rows)
+        rows = [row if self.template is not None or row.plain is None else row.plain for row in rows]
+        chats = [index for index, row in enumerate(rows) if row.messages is not None and self._fits(row, broken)]
+        for index, found in zip(chats, self._rendered([rows[at] for at in chats], answers=answers), strict=True):
+            texts[index] = self._checked(rows[index], found, broken)
+        for index, row in enumerate(rows):
+            if row.messages is None and self._fits(row, broken):
+                texts[index] = self._checked(row, self._ended(row, answers=answers), broken)
+        encoded: list[tuple[Encoded, list[tuple[int, int]]] | None] = [None] * len(rows)
         for plain in (True, False):  # a template writes the special tokens itself
-            own = [index for index, row in enumerate(rows) if (row.messages is None) == plain]
+            own = [
+                (index, text)
+                for index, (row, text) in enumerate(zip(rows, texts, strict=True))
+                if text is not None and (row.messages is None) == plain
+            ]
             if own:
-                size = sum(sizes[index] for index in own)
-                found = self.encoder.encode([texts[index][0] for index in own], special=plain, size=size)
-                for index, each in zip(own, found, strict=True):
-                    encoded[index] = _once(each) if plain else each
-        return [(each, spans) for each, (_, spans) in zip(encoded, texts, strict=True) if each is not None]
+                size = sum(rows[index].size for index, _ in own)
+                made = self.encoder.encode([text for _, (text, _) in own], special=plain, size=size)
+                for (index, (_, spans)), each in zip(own, made, strict=True):
+                    encoded[index] = _once(each) if plain else each, spans
+        return encoded
+
+    def _fits(self, row: Row, broken: Broken) -> bool:
+        """Return whether a row is short enough."""
+        size = row.size
+        if size > LONGEST_ROW:
+            longest = f"a row has at most {LONGEST_ROW:,}: divide it"
+            broken.add(DataError(f"{row.label} has {size:,} characters; {longest}."))
+        return size <= LONGEST_ROW
+
+    def _checked(
+        self, row: Row, found: tuple[str, list[tuple[int, int]]] | str, broken: Broken
+    ) -> tuple[str, list[tuple[int, int]]] | None:
+        """Return a rendered row, or ``None`` for one that the template refuses or that no token can have."""
+        if isinstance(found, str):
+            broken.add(DataError(f"{row.label} cannot be rendered: {found}."))
+            return None
+        if not _is_unicode(found[0]):
+            half = "holds half of a character (a surrogate, such as \\ud800), which no token has"
+            broken.add(DataError(f"{row.label} {half}.").about(row.label))
+            return None
+        return found
 
     def prompt(self, text: str) -> list[int]:
         """Return the tokens of a prompt: a message of the user with the words that ask for an answer, or plain text."""
@@ -111,8 +136,8 @@ class ChatTokenizer:
         text = row.text if row.text.endswith(end) else row.text + end
         return text, [(row.start if answers else 0, len(text))]
 
-    def _rendered(self, rows: Sequence[Row], *, answers: bool) -> list[tuple[str, list[tuple[int, int]]]]:
-        """Return the text of each chat, and the spans of characters to learn in it."""
+    def _rendered(self, rows: Sequence[Row], *, answers: bool) -> list[tuple[str, list[tuple[int, int]]] | str]:
+        """Return the text of each chat, and the spans of characters to learn in it; a reason where it is refused."""
         if not rows:
             return []
         chats = [
@@ -125,12 +150,20 @@ class ChatTokenizer:
             }
             for row in rows
         ]
-        return self._answered(rows, chats)
+        return self._asked(rows, chats)
 
     def _answered(
         self, rows: Sequence[Row], chats: Sequence[Mapping[str, Any]]
     ) -> list[tuple[str, list[tuple[int, int]]]]:
-        """Return the answers of the process of the template."""
+        """Return the answers of the process of the template, which refuses none."""
+        broken = Broken(skip=False)
+        found = (self._checked(row, each, broken) for row, each in zip(rows, self._asked(rows, chats), strict=True))
+        return [each for each in found if each is not None]
+
+    def _asked(
+        self, rows: Sequence[Row], chats: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[str, list[tuple[int, int]]] | str]:
+        """Return the answers of the process of the template; a reason for each chat that it refuses."""
         process = self._started(rows[0])
         try:
             found, _ = process.ask(chats)
@@ -138,10 +171,9 @@ class ChatTokenizer:
             raise DataError(f"the chat template cannot render {rows[0].label} or a row after it: {error}") from error
         except (TypeError, ValueError) as error:  # not JSON
             raise DataError(f"{rows[0].label} or a row after it holds a value that is not JSON: {error}.") from error
-        wrong = next((index for index, each in enumerate(found) if isinstance(each, str)), None)
-        if wrong is not None:
-            raise DataError(f"{rows[wrong].label} cannot be rendered: {found[wrong]}.")
-        return [(text, [(start, end) for start, end in spans]) for text, spans in found]
+        return [
+            each if isinstance(each, str) else (each[0], [(start, end) for start, end in each[1]]) for each in found
+        ]
 
     def _started(self, row: Row) -> LimitedProcess:
         """Return the process of the template."""
