@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def learn_labels(targets: Array, classes: int | None, orders: Iterable[Sequence[
     found = {str(label) for block in _texts(targets) for label in np.unique(block)}
     known = next((order for order in orders if found <= set(order)), sorted(found))
     is_short = classes is None or len(known) <= classes
-    labels = tuple(str(label) for label in known if is_short or label in found)
+    labels = tuple(str(label) for label in known if (is_short or label in found) and label)
     if len(labels) < 2:
         raise DataError(
             f"all targets have the same label, {some_labels(labels)}; classification needs at least two."
@@ -93,6 +94,17 @@ def no_labels(labels: Sequence[str], classes: int | None) -> str:
         f"the targets are the labels {some_labels(labels)}, but the model {has}, and their classes are unknown; keep "
         "the .labels.json file that onnxtrain writes beside a model, or give class indices."
     )
+
+
+def as_groups(targets: Array) -> Array:
+    """Convert labels that only tell which examples belong together: texts to hashes, [N, 1] to [N]."""
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    if kind_of(targets.dtype) != "string":
+        return as_classes(targets, (None,) * (targets.ndim + 1), 1)
+    texts, positions = np.unique(targets.astype(str), return_inverse=True)
+    hashes = [blake2b(str(text).encode(), digest_size=7).digest() for text in texts]
+    return np.array([int.from_bytes(each) for each in hashes], np.int64)[positions.reshape(targets.shape)]
 
 
 def to_indices(targets: Array, labels: Sequence[str]) -> Array:

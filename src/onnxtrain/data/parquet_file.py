@@ -102,7 +102,7 @@ class ParquetFile(Reader):
         groups = [chosen.of(spec) for spec in specs]
         names = [*itertools.chain(*groups), *([label] if label else [])]
         types = {
-            name: _type(arrow, schema.field(name).type, name, text=chosen.features is None or name == label)
+            name: _type(arrow, schema.field(name).type, name, text=name not in (chosen.features or ()) or name == label)
             for name in names
         }
         chosen.check_width(specs[0], self.name)

@@ -82,6 +82,8 @@ class Loss:
     """``"mean"`` of the terms of a batch, as :meth:`build` returns it, or their ``"sum"``."""
     own_metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics that evaluations report where none are requested."""
+    equal_labels: ClassVar[bool] = False
+    """True where labels only tell which examples belong together, so that any texts are labels."""
     gathers: ClassVar[bool] = False
     """True where :meth:`gather` emits the prediction."""
     shape_hint: str = ""
@@ -153,7 +155,7 @@ class Loss:
 
     def metric_input(self, prediction: Value, target: Value) -> MetricInput:
         """Return the meaning of predictions for metrics; labels of one rank less imply scores over classes."""
-        if self.predicts is None and target.dtype.is_integer() and target.rank is not None:
+        if not (self.predicts or self.equal_labels) and target.dtype.is_integer() and target.rank is not None:
             shape = prediction.shape
             if shape is not None and len(shape) == target.rank + 1:
                 sizes = tuple(size if isinstance(size, int) else -1 for size in target.shape or ())

@@ -11,7 +11,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import TargetCheck, TensorSpec
-from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
+from onnxtrain.data.labels import (
+    are_labels,
+    as_classes,
+    as_groups,
+    as_numbers,
+    learn_labels,
+    some_labels,
+    to_indices,
+)
 from onnxtrain.data.model_inputs import tensor_spec
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
@@ -179,10 +187,13 @@ class LossHead:
         shape = self._logits
         if shape is None or not isinstance(self.declared, LossByExample):
             return targets
-        if len(self.declared.target_kinds) < 2:
-            return as_numbers(targets, shape)
-        targets = as_classes(targets, shape, self._class_axis)
-        if labels is not None and are_labels(targets, labels, len(shape) - 1):
+        if self.declared.equal_labels:
+            return as_groups(targets)
+        if self.declared.predicts == "classes" or len(self.declared.target_kinds) > 1:
+            targets, rank = as_classes(targets, shape, self._class_axis), len(shape) - 1
+        else:
+            targets, rank = as_numbers(targets, shape), -1  # numbers are values
+        if labels is not None and are_labels(targets, labels, rank):
             return to_indices(targets, labels)
         return targets
 
@@ -197,12 +208,31 @@ class LossHead:
     @property
     def classes(self) -> int | None:
         """Number of classes of targets that are labels; ``None`` where it is not known."""
-        return self.declared.classes(wrapped(self.prediction))
+        return 2 if self.asks else self.declared.classes(wrapped(self.prediction))
+
+    @property
+    def asks(self) -> bool:
+        """True where targets answer yes-or-no questions, as two labels do."""
+        return self.declared.predicts == "binary" and "indices" not in self.declared.target_kinds
 
     @property
     def take_labels(self) -> bool:
-        """True where targets may be class labels."""
-        return "indices" in self.declared.target_kinds
+        """True where targets may be class labels, whose order counts."""
+        return self.asks or ("indices" in self.declared.target_kinds and not self.declared.equal_labels)
+
+    def learn_labels(self, targets: np.ndarray, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        """Return the text labels of targets in the order of their classes."""
+        if not self.asks:
+            return learn_labels(targets, self.classes, orders)
+        labels, shape = learn_labels(targets, None, orders), self._logits or (1,)
+        if len(labels) > 2 or (targets.ndim < len(shape) and shape[-1] != 1):
+            one = "one yes-or-no question, which two labels answer"
+            asked = one if shape[-1] == 1 or len(shape) < 2 else f"{shape[-1]} yes-or-no questions per example"
+            raise DataError(
+                f"the targets are the labels {some_labels(labels)}, but the loss {self.declared.name} asks {asked}; "
+                f"give the model {len(labels)} classes (--new-head {len(labels)}) and the loss softmax_cross_entropy."
+            ).about("targets", got=labels, wanted=2)
+        return labels
 
     def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
         """Return the form of targets."""

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from onnxtrain.data import Dataset, TensorSpec
-from onnxtrain.data.conversion import all_finite, is_number, kind_of, symbol_sizes, to_numpy
-from onnxtrain.data.data_names import Columns, DataNames
+from onnxtrain.data.conversion import all_finite, are_truth_values, is_number, kind_of, symbol_sizes, to_numpy
+from onnxtrain.data.data_names import Columns, DataNames, Labels
 from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.iterable_dataset import IterableDataset
-from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
+from onnxtrain.data.labels import is_order_known, no_labels
 from onnxtrain.data.map_dataset import ExampleSource
 from onnxtrain.data.naming import Wanted, are_targets, split_weights, take_column, targets_by_name
 from onnxtrain.data.opening import open_dataset
@@ -35,7 +35,7 @@ class DataAdapter:
     def __init__(
         self,
         names: DataNames,
-        numbered: bool = False,
+        numbered: Iterable[str | None] = (),
         folder: Path | None = None,
         recorded: tuple[str, ...] = (),
     ) -> None:
@@ -43,16 +43,16 @@ class DataAdapter:
         self.folder = folder
         self.recorded = recorded
         self._recorded_numbers = _other_numbers(recorded)
-        self.numbered = numbered
-        self.expected_labels: tuple[str, ...] | None = None
+        self._numbered = {*numbered}
+        self.expected_labels: Labels | None = None
         self.paired = 0
-        self._labels_are_new = self.labels_are_assumed = False
+        self._new_labels: dict[str | None, bool] = {}
         self._learning = threading.RLock()
         self._plan: _Plan | None = None
 
     def __reduce__(self) -> tuple[type[DataAdapter], tuple[Any, ...]]:
         """A copy, here or in another process, has the same names and labels."""
-        return DataAdapter, (self.names, self.numbered, self.folder, self.recorded)
+        return DataAdapter, (self.names, self._numbered, self.folder, self.recorded)
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
         """Record the column names of more data; known names do not change."""
@@ -65,15 +65,20 @@ class DataAdapter:
             with self._learning:
                 self.names = dataclasses.replace(self.names, pixels=pixels)
 
-    @property
-    def labels(self) -> tuple[str, ...] | None:
-        """Text labels in the order of the classes."""
-        return self.names.labels
+    def labels_of(self, name: str | None) -> tuple[str, ...] | None:
+        """Return the text labels of the only targets, or of those of an output, in the order of the classes."""
+        return _own_labels(self.names.labels, name)
 
-    @labels.setter
-    def labels(self, labels: Sequence[str] | None) -> None:
+    def set_labels(self, labels: Labels | None) -> None:
+        """Set the labels: of the only targets, or by output."""
         with self._learning:
-            self.names = dataclasses.replace(self.names, labels=None if labels is None else tuple(labels))
+            self.names = dataclasses.replace(self.names, labels=labels)
+
+    def _add_labels(self, name: str | None, labels: tuple[str, ...], *, assumed: bool = False) -> None:
+        known = self.names.labels
+        others = known if isinstance(known, Mapping) else {}
+        self._new_labels[name] = assumed
+        self.set_labels(labels if name is None else {**others, name: labels})
 
     def step_feeds(
         self, objective: Objective, inputs: Any, targets: Any, sample_weight: Any
@@ -90,9 +95,9 @@ class DataAdapter:
                 array = given[head.name]
                 if not isinstance(array, np.ndarray):
                     array = to_numpy(array, name or "the target array", head.spec.hint)
-                if self._recorded_numbers and name is None and self.labels is None and head.take_labels:
+                if self._recorded_numbers and name is None and self.labels_of(None) is None and head.take_labels:
                     self._decide_by_numbers(array, head)
-                found[name] = head.adapt(array, self.labels if name is None else None)
+                found[name] = head.adapt(array, self.labels_of(name))
         plan = self._plan
         forms = [
             (array.dtype, array.shape) if isinstance(array, np.ndarray) else None
@@ -204,7 +209,7 @@ class DataAdapter:
             source, specs, target=target, need_target=len(outputs) == 1, validate=False, others=beside
         )
         with self._learning:
-            labels = self._labels_for(dataset, objective.heads[0], learning=learning) if len(outputs) == 1 else None
+            labels = [self._labels_for(dataset, name, head, learning=learning) for name, head in objective.targets]
         weighted = weights is not None or (dataset.weighted and not learning)
         objective, dataset = objective.reading(dataset, labels, weights, weighted=weighted)
         if config is not None:  # an evaluation without a trainer says this itself
@@ -215,15 +220,19 @@ class DataAdapter:
             self.learn_pixels(dataset.pixels)
         return dataset, objective
 
-    def _labels_for(self, dataset: Dataset, head: LossHead, *, learning: bool) -> tuple[str, ...] | None:
-        """Return the labels that convert the targets of the only loss, which the first text labels decide."""
-        found = dataset.values()
-        if found is None or self.labels is not None or not head.take_labels:
-            return self.labels
-        if kind_of(found.dtype) != "string" and not self._are_recorded(found, head):
-            self.numbered = True
+    def _labels_for(
+        self, dataset: Dataset, name: str | None, head: LossHead, *, learning: bool
+    ) -> tuple[str, ...] | None:
+        """Return the labels that convert the targets of a loss, which the first text labels decide."""
+        known, found = self.labels_of(name), dataset.values(name)
+        if found is None or known is not None or not head.take_labels:
+            return known
+        if kind_of(found.dtype) != "string" and not (name is None and self._are_recorded(found, head)):
+            self._numbered.add(name)
             return None
-        if self.numbered:
+        if head.asks and are_truth_values(found):
+            return None
+        if name in self._numbered:
             raise DataError(
                 "the targets are text labels, but earlier data had class indices, so that the class of each label "
                 "is unknown; give labels, or class indices, for all data."
@@ -231,34 +240,42 @@ class DataAdapter:
         # orders that are known before training: of all classes of the model, and of the data's numbers
         complete = [self.recorded] if self.recorded and len(self.recorded) == head.classes else []
         orders = [*complete, *([dataset.declared_labels] if dataset.declared_labels else [])]
-        labels = self.expected_labels or self._learned_labels(found, head, orders)
+        expected = _own_labels(self.expected_labels, name)
+        labels = expected or self._learned_labels(found, head, orders)
         if not learning and head.classes is not None and len(labels) < head.classes:
             raise DataError(no_labels(labels, head.classes))
-        if self.expected_labels is None:
-            self._labels_are_new, self.labels_are_assumed = True, not is_order_known(labels, orders)
-        self.labels = labels
+        self._add_labels(name, labels, assumed=not is_order_known(labels, orders))
+        if expected:
+            del self._new_labels[name]
         return labels
 
     def _are_recorded(self, found: np.ndarray, head: LossHead) -> bool:
         """Return whether numbers are labels that the file gives its classes, other than the classes' indices."""
-        numbers = () if self.numbered else self._recorded_numbers
+        numbers = () if None in self._numbered or head.asks else self._recorded_numbers
         return len(numbers) == head.classes and bool(np.isin(found, numbers).all())
 
     def _decide_by_numbers(self, array: np.ndarray, head: LossHead) -> None:
         """Let the first batch of numbers decide whether targets are the labels of the file or class indices."""
         if self._are_recorded(array, head):
-            self._labels_are_new, self.labels = True, self.recorded
+            self._add_labels(None, self.recorded)
         elif kind_of(array.dtype) != "string":
-            self.numbered = True
+            self._numbered.add(None)
 
     def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        return learn_labels(found, head.classes, orders)
+        return head.learn_labels(found, orders)
 
-    def take_new_labels(self) -> tuple[str, ...] | None:
-        """Return the labels that were learned since the last call, or ``None``."""
+    def take_new_labels(self) -> dict[str | None, bool]:
+        """Return the names of targets whose labels were learned since the last call, with whether they are assumed."""
         with self._learning:
-            new, self._labels_are_new = self._labels_are_new, False
-        return self.labels if new else None
+            new, self._new_labels = self._new_labels, {}
+        return new
+
+
+def _own_labels(labels: Labels | None, name: str | None) -> tuple[str, ...] | None:
+    """Return the labels of the only targets, or of those of an output."""
+    if isinstance(labels, Mapping):
+        return None if name is None else labels.get(name)
+    return labels if name is None else None
 
 
 def _other_numbers(labels: Sequence[str]) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import time_first, to_numpy
+from onnxtrain.data.data_names import DataNames
 from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
 from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
 from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
@@ -158,12 +159,12 @@ class Objective:
             head.check_batch_axis(axes.get(str(head.prediction.name)))
 
     def reading(
-        self, dataset: Dataset, labels: Sequence[str] | None, weights: Any, *, weighted: bool
+        self, dataset: Dataset, labels: Sequence[Sequence[str] | None], weights: Any, *, weighted: bool
     ) -> tuple[Objective, Dataset]:
         """Return the objective for the form of a dataset's targets, and the dataset as its losses read it, checked."""
         forms = []
-        for name, head in self.targets:
-            dataset = dataset.adapting(partial(head.adapt, labels=labels), name)
+        for (name, head), own_labels in zip(self.targets, labels, strict=True):
+            dataset = dataset.adapting(partial(head.adapt, labels=own_labels), name)
             forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=dataset.size is not None))
         own = self.with_forms(tuple(forms)).weighting(weighted)
         for name, head in own.targets:
@@ -217,6 +218,11 @@ class Objective:
         """The only output with a loss where it is not the first floating one; else ``None``."""
         first = next((value.name for value in self.model.graph.outputs if is_float_tensor(value)), None)
         return None if self.only_output == first else self.only_output
+
+    def own_names(self, names: DataNames) -> DataNames:
+        """Return names of data with the labels of the outputs that have losses."""
+        first = next((value.name for value in self.model.graph.outputs if is_float_tensor(value)), None)
+        return names.of_outputs(self.output_names, first)
 
     @property
     def fixed_batch(self) -> FixedBatch | None:

@@ -97,8 +97,8 @@ class TrainedModel(TrainedValues):
             self.objective, source, target=target, sample_weight=sample_weight, config=self.config
         )
         self._warn_once(*dataset.hints)  # of rows that were cut or left out
-        if (labels := self.data_adapter.take_new_labels()) is not None and self.data_adapter.labels_are_assumed:
-            self._warn_once(assumed_order(labels))
+        for name, assumed in self.data_adapter.take_new_labels().items():
+            self._warn_once(*([assumed_order(self.data_adapter.labels_of(name) or ())] if assumed else []))
         weighted = objective.weights is not None
         return self._evaluator(objective.forms, ema, weighted=weighted, packed=objective.packed), dataset
 
@@ -190,8 +190,11 @@ class TrainedModel(TrainedValues):
             )
         check_answers([head.metric_input for head in heads], caller)
         arrays = self._predicted(evaluator, data, target, batch_size, [head.prediction for head in heads])
-        labels = self.labels if len(heads) == 1 else None
-        results = {head.name: found(head.metric_input, arrays[str(head.prediction.name)], labels) for head in heads}
+        labels = [self.data_adapter.labels_of(name) for name, _ in evaluator.objective.targets]
+        results = {
+            head.name: found(head.metric_input, arrays[str(head.prediction.name)], own)
+            for head, own in zip(heads, labels, strict=True)
+        }
         by_head = {name: result for name, result in results.items() if result is not None}
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 

@@ -534,9 +534,10 @@ class Trainer(TrainedModel):
         )
         self._warn_once(*dataset.hints)
         self._use(objective)
-        labels, heads = self.data_adapter.take_new_labels(), self.objective.heads
-        if labels is not None and heads:
-            self._warn_once(*doubts(labels, heads[0].classes, self.data_adapter.recorded))
+        adapter, heads = self.data_adapter, dict(self.objective.targets)
+        for name in adapter.take_new_labels():
+            recorded = adapter.recorded if name is None else ()
+            self._warn_once(*doubts(adapter.labels_of(name) or (), heads[name].classes, recorded))
         return dataset
 
 

@@ -399,15 +399,17 @@ def probabilities(metric_input: MetricInput, scores: Array) -> Array:
 
 
 def answers(metric_input: MetricInput, scores: Array, labels: Sequence[str] | None) -> Array:
-    """Return the most probable class of every example: its label if there are labels; 1 for yes and 0 for no."""
+    """Return the most probable class of every example, or 1 for yes and 0 for no: its label if there are labels."""
     if not has_answers(metric_input):
         return scores
     if metric_input.predicts == "binary":
         threshold = 0.5 if metric_input.probabilities else 0.0
-        yes = np.where(np.isnan(scores), -1, scores > threshold).astype(np.int64)
-        return yes[:, 0] if yes.ndim == 2 and yes.shape[1] == 1 else yes
-    found = np.where(np.isnan(scores).any(metric_input.axis), -1, scores.argmax(metric_input.axis)).astype(np.int64)
+        found = np.where(np.isnan(scores), -1, scores > threshold).astype(np.int64)
+        found, classes = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found, 2
+    else:
+        axis, classes = metric_input.axis, scores.shape[metric_input.axis]
+        found = np.where(np.isnan(scores).any(axis), -1, scores.argmax(axis)).astype(np.int64)
     if labels is None:
         return found
-    names = [*labels, *map(str, range(len(labels), scores.shape[metric_input.axis])), "-1"]
+    names = [*labels, *map(str, range(len(labels), classes)), "-1"]
     return np.asarray(names)[found]

@@ -88,13 +88,12 @@ class _KnownLabels(DataAdapter):
     """Convert data for a model without training: text labels need an order of classes that is known."""
 
     def __init__(self, recorded: DataNames, objective: Objective, file: ModelFile) -> None:
-        output = objective.only_output
-        super().__init__(recorded.of_output(output), folder=file.folder, recorded=recorded_labels(file))
+        super().__init__(objective.own_names(recorded), folder=file.folder, recorded=recorded_labels(file))
         self._of_other = recorded.output if recorded.labels is not None else None
-        self._output = output
+        self._output = objective.only_output
 
     def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        if self._of_other is not None:
+        if self._of_other is not None and self._output is not None:
             raise DataError(
                 f"the labels beside the model are the classes of its output {self._of_other!r}, but the loss reads "
                 f"{self._output!r}; give output={self._of_other!r}."
