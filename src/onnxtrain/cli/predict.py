@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -101,17 +102,16 @@ def command(
         size = len(next(iter(arrays.values())))
         loaded = ModelFile.load(model)
         names = read_names(loaded, lora_adapter)
-        labels = names.labels
-        classified = labels is not None or probabilities
         floating = (name for name, array in arrays.items() if kind_of(array.dtype) == "float")
         scores = names.output if names.output in arrays else next(floating, next(iter(arrays)))
         table = prediction_table(
             arrays,
             examples=source.examples_read if isinstance(source, ImageFolder | TarFile) else None,
-            labels=labels,
+            labels=names.labels,
             probabilities=probabilities,
-            kind=kind_of_output(loaded, scores) if classified else None,
+            kind=partial(kind_of_output, loaded),
             output=scores,
+            targets=names.targets,
         )
         write_table(output, table)
         rows = {"lines": count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}

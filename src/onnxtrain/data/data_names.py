@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ class DataNames:
     pixels: Pixels | None = None
     resizing: Resizing | None = None
     output: str | None = None
+    targets: Columns = field(default_factory=dict)
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
         """Return the names with those of more data; known names are kept."""
@@ -76,6 +78,7 @@ class DataNames:
         return {
             **({"columns": columns} if columns else {}),
             **({"left_out": list(self.left_out)} if columns and self.left_out else {}),
+            **({"targets": {name: list(own) for name, own in self.targets.items()}} if self.targets else {}),
             **({} if self.labels is None else {"labels": labels_record(self.labels)}),
             **({} if self.labels is None or self.output is None else {"output": self.output}),
             **({} if self.pixels is None else self.pixels.record()),
@@ -88,9 +91,10 @@ class DataNames:
         known = {"labels": record} if isinstance(record, list) else record
         if not isinstance(known, dict) or not known or not known.keys() <= _KEYS:
             raise ValueError("the data has another form")
-        columns, labels = known.get("columns", {}), known.get("labels")
+        columns, labels, targets = known.get("columns", {}), known.get("labels"), known.get("targets", {})
         of_labels = labels.values() if isinstance(labels, dict) and labels else [labels] if "labels" in known else []
-        lists = [*(columns.values() if isinstance(columns, dict) else [None]), *of_labels]
+        of_columns = (each.values() if isinstance(each, dict) else [None] for each in (columns, targets))
+        lists = [*itertools.chain(*of_columns), *of_labels]
         if not all(_is_list_of_texts(names) and names for names in lists):
             raise ValueError("the data has another form")
         left_out, output = known.get("left_out", []), known.get("output")
@@ -105,10 +109,14 @@ class DataNames:
             Pixels.of_record(known) if known.keys() & {"mean", "std"} else None,
             Resizing.of_record(known) if "resize" in known else None,
             output,
+            {name: tuple(names) for name, names in targets.items()},
         )
 
 
-_KEYS: Final = {"columns", "left_out", "labels", "mean", "std", "resize", "crop", "resample", "output", "orient"}
+_KEYS: Final = {
+    *("columns", "left_out", "targets", "labels", "output"),
+    *("mean", "std", "resize", "crop", "resample", "orient"),
+}
 
 
 def _is_list_of_texts(value: object) -> bool:

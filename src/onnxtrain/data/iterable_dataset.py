@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxtrain.data.base import NO_CHECKS, Batch, Column, Dataset, check_columns, converted
 from onnxtrain.data.conversion import Array, TensorSpec, time_first, to_numpy
-from onnxtrain.data.naming import Wanted
+from onnxtrain.data.naming import Wanted, joined_columns
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError
 
@@ -49,6 +49,7 @@ class IterableDataset(Dataset):
         self._beside: dict[str | None, _Beside] = {spec.name: _Beside() for spec in wanted.specs if spec.beside}
         self._beside[None] = _Beside()
         self._weights: str | None = None  # name of the array of weights
+        self._joined: Mapping[str | None, Sequence[str]] = {}
         self._check_values = False
         self._epochs_read = [0]  # shared by all copies, as a one-shot iterator is
         self._columns: dict[str, tuple[str, ...]] = {}  # of the first batch; shared by all copies
@@ -88,6 +89,14 @@ class IterableDataset(Dataset):
     def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same source with other requirements of its targets, checked when batches are read."""
         return self._copy(name, spec=target_spec)
+
+    def joining(self, columns: Mapping[str | None, Sequence[str]]) -> Self:
+        """Return the same source with columns put together as targets; see `Dataset.joining`."""
+        result, taken = self._copy(), {name for own in columns.values() for name in own}
+        result._joined = columns
+        result._beside = {name: own for name, own in self._beside.items() if name not in taken}
+        result._beside |= dict.fromkeys(columns, _Beside())
+        return result
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
         """Return the same source with one weight per example; see `Dataset.with_weights`."""
@@ -186,7 +195,11 @@ class IterableDataset(Dataset):
     def _adapted(self, value: object, key: str | None, subject: str) -> Array:
         """Return targets in the form of the loss, or weights."""
         spec, adapt, _ = self._beside[key]
-        array = value if isinstance(value, np.ndarray) else to_numpy(value, subject, "" if spec is None else spec.hint)
+        array = (
+            value
+            if isinstance(value, np.ndarray)
+            else to_numpy(value, subject, spec.hint if spec else "", may_miss=True)
+        )
         if key is not None and key == self._weights:
             return check_weights(array, subject)
         return array if adapt is None else adapt(array)
@@ -209,4 +222,8 @@ class IterableDataset(Dataset):
                 f"{name} is a {type(item).__name__} of arrays without names, but sample_weight is the name of an "
                 f"array; give a mapping with '{self._weights}'."
             )
-        return self._wanted.of_batch(item, name)
+        inputs, only = self._wanted.of_batch(item, name)
+        if self._joined:
+            inputs = joined_columns(inputs, self._joined, name)
+            only = inputs.pop(None, None)  # type: ignore[call-overload]
+        return inputs, only

@@ -118,7 +118,7 @@ class MapDataset(IterableDataset):
 
     def values(self, name: str | None = None) -> Array | None:
         """Return targets of the first examples; of all where they are strings, so that every class is known."""
-        if name not in self._beside or (name is None and not self._wanted.need_target):
+        if name not in self._beside or (name is None and not self._wanted.need_target and not self._joined):
             return None
         if name not in self._seen:
             self._seen[name] = self._look(name)
@@ -139,7 +139,7 @@ class MapDataset(IterableDataset):
     def _targets_of(self, name: str | None, rows: Array) -> Array | None:
         inputs, only = self._matched(self._examples.batch(rows.tolist()), f"the examples {rows[0]} to {rows[-1]}")
         targets = only if name is None else inputs.get(name)
-        return None if targets is None else to_numpy(targets, "the target array")
+        return None if targets is None else to_numpy(targets, "the target array", may_miss=True)
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
         """Return the same data with one weight per row; see `Dataset.with_weights`."""
@@ -318,10 +318,12 @@ class HuggingFaceExamples(Examples):
         column = found[names[0]]
         if len(column) and is_image(column[0]):
             return _images(column, spec, "the dataset")
+        if spec.beside:
+            return to_numpy(column, f"the column '{spec.name}'", may_miss=True)
         return as_input(_numbers(column, spec.name), spec)
 
     def _labels(self, column: Sequence[Any]) -> Array:
-        values: Array = np.asarray(column)
+        values = to_numpy(column, f"the column '{self._target}'", may_miss=True)
         if self._names is None or values.dtype.kind not in "iu":
             return values
         unknown = values[(values < 0) | (values >= len(self._names))]

@@ -9,9 +9,58 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
+from onnxtrain.data.conversion import Array, TensorSpec, are_truth_values, kind_of, to_numpy, to_truth_values
 from onnxtrain.errors import DataError
 from onnxtrain.errors.formatting import listed
+
+TargetNames = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""Names of targets: one, several columns ("a,b" or a list), or those of each output."""
+
+
+def columns_of_targets(target: TargetNames | None, outputs: Sequence[str]) -> dict[str, list[str]]:
+    """Return the columns of each output's targets where several are named; {} for one name, or none."""
+    if isinstance(target, str) and "," in target:
+        target = [name.strip() for name in target.split(",")]
+    if target is None or isinstance(target, str):
+        return {}
+    if not isinstance(target, Mapping):
+        if len(outputs) > 1:
+            raise DataError(
+                f"target={target!r} names columns, but {len(outputs)} outputs have losses; give a mapping with "
+                f"{', '.join(outputs)}, or name the columns like the outputs."
+            )
+        target = {outputs[0] if outputs else "": target}
+    if wrong := [name for name in target if outputs and name not in outputs]:
+        raise DataError(f"target has the output {wrong[0]!r}, but outputs with losses are {', '.join(outputs)}.")
+    found = {name: [own] if isinstance(own, str) else [*own] for name, own in target.items()}
+    return {**{name: [name] for name in outputs}, **found}
+
+
+def joined_columns(arrays: dict[Any, Any], columns: Mapping[str | None, Sequence[str]], subject: str) -> dict[Any, Any]:
+    """Put the columns of targets together: [N] for one, [N, columns] for several."""
+    taken = {
+        name: to_numpy(arrays[name], f"'{name}' of {subject}", may_miss=True)
+        for own in columns.values()
+        for name in own
+    }
+    found = {name: array for name, array in arrays.items() if name not in taken}
+    for name, own in columns.items():
+        parts = [taken[column] for column in own]
+        texts = [kind_of(part.dtype) == "string" for part in parts]
+        if any(texts) and not all(texts):
+            parts = [
+                to_truth_values(part) if is_text and are_truth_values(part) else part
+                for part, is_text in zip(parts, texts, strict=True)
+            ]
+            wrong = next(
+                (column for column, part in zip(own, parts, strict=True) if kind_of(part.dtype) == "string"), None
+            )
+            if wrong is not None:
+                raise DataError(
+                    f"{subject} has texts in the column '{wrong}', but numbers in others of {_names(own)}; give numbers for all."
+                )
+        found[name] = parts[0] if len(parts) == 1 else np.stack(parts, axis=-1)
+    return found
 
 
 class NoSuchArrayError(DataError):
@@ -173,9 +222,9 @@ class Wanted:
         keys = columns_of_table(frame, "the table")
         chosen = self.of_columns([*keys], "the table")
         label = chosen.target if self.need_target else None
-        targets = None if label is None else column_of(frame, keys[label], label)
-        columns = dict.fromkeys(name for spec in self.specs for name in chosen.of(spec))
-        arrays = {name: column_of(frame, keys[name], name) for name in columns}
+        targets = None if label is None else column_of(frame, keys[label], label, may_miss=True)
+        columns = {name: spec.beside for spec in self.specs for name in chosen.of(spec)}
+        arrays = {name: column_of(frame, keys[name], name, may_miss=beside) for name, beside in columns.items()}
         for name in chosen.features or ():
             if kind_of(arrays[name].dtype) not in ("boolean", "integer", "float"):
                 raise DataError(
@@ -206,8 +255,9 @@ class Wanted:
             raise DataError(
                 f"{subject} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}."
             ).about(missing, got=columns)
-        features = [name for name in columns if name != target and name not in beside]
         (spec,) = specs
+        beside += spec.left_out if spec.columns is None else ()
+        features = [name for name in columns if name != target and name not in beside] or beside  # an autoencoder's
         if spec.shape is not None and len(spec.shape) != 2:
             raise DataError(
                 f"{subject} has no column '{spec.name}', and its columns stacked have rank 2, but the input "
@@ -387,9 +437,9 @@ def check_unique(names: Sequence[str], subject: str) -> None:
         seen.add(name)
 
 
-def column_of(frame: Any, key: object, name: str) -> Array:
+def column_of(frame: Any, key: object, name: str, *, may_miss: bool = False) -> Array:
     """Return a column of a table as an array."""
-    return to_numpy(frame[key], f"the column '{name}'")
+    return to_numpy(frame[key], f"the column '{name}'", may_miss=may_miss)
 
 
 def named_array(value: object, spec: TensorSpec | None, subject: str) -> tuple[Array, tuple[str, ...] | None]:
@@ -401,7 +451,7 @@ def named_array(value: object, spec: TensorSpec | None, subject: str) -> tuple[A
         indices = {name: index for index, name in enumerate(names)}
         return array[:, [indices[name] for name in order]], tuple(order)
     if not is_frame(value) or spec is None or spec.beside:
-        return to_numpy(value, subject), None
+        return to_numpy(value, subject, may_miss=spec is None or spec.beside), None
     keys = columns_of_table(value, subject)
     order = in_order([*keys], spec, subject)
     if order == [*keys]:

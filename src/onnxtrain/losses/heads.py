@@ -16,6 +16,7 @@ from onnxtrain.data.labels import (
     as_classes,
     as_groups,
     as_numbers,
+    count_missing,
     learn_labels,
     some_labels,
     to_indices,
@@ -34,6 +35,7 @@ from onnxtrain.losses.base import (
     TargetForm,
     TargetKind,
     class_axis,
+    weighted,
 )
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.probabilities import Scores
@@ -108,7 +110,7 @@ class LossHead:
     @cached_property
     def spec(self) -> TensorSpec:
         """Type and shape of targets that the loss requires."""
-        spec = tensor_spec(self.target)
+        spec = replace(tensor_spec(self.target), may_miss=self.form.missing)
         if hint := self.declared.shape_hint:
             return replace(spec, hint=hint, size_hint=hint)
         if len(self.loss.target_kinds) < 2 or spec.dtype.kind == "f":
@@ -189,12 +191,13 @@ class LossHead:
             return targets
         if self.declared.equal_labels:
             return as_groups(targets)
+        missing: int | None = getattr(self.declared, "ignore_index", None)
         if self.declared.predicts == "classes" or len(self.declared.target_kinds) > 1:
-            targets, rank = as_classes(targets, shape, self._class_axis), len(shape) - 1
+            targets, rank = as_classes(targets, shape, self._class_axis, missing), len(shape) - 1
         else:
             targets, rank = as_numbers(targets, shape), -1  # numbers are values
         if labels is not None and are_labels(targets, labels, rank):
-            return to_indices(targets, labels)
+            return to_indices(targets, labels, np.nan if self.asks else missing)
         return targets
 
     @cached_property
@@ -237,7 +240,9 @@ class LossHead:
     def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
         """Return the form of targets."""
         form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
-        return replace(form, ignoring=True) if self.hold_ignored(targets) else form
+        if self.hold_ignored(targets):
+            return replace(form, missing=True) if targets.dtype.kind == "f" else replace(form, ignoring=True)
+        return form
 
     def form_of_data(self, targets: np.ndarray | None, sizes: Mapping[str, int], *, whole: bool) -> TargetForm:
         """Return the form of the targets of a dataset, given all of them or the first ones."""
@@ -255,7 +260,9 @@ class LossHead:
         return self.classes if self.form.kind == "indices" else None
 
     def hold_ignored(self, targets: np.ndarray) -> bool:
-        """Return whether targets contain ignored labels that the current loss does not handle."""
+        """Return whether targets contain ignored labels, or missing values, that the current loss does not handle."""
+        if targets.dtype.kind == "f":
+            return self.declared.elementwise and not self.form.missing and bool(np.isnan(targets).any())
         if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
             return False
         return bool((targets == np.int64(self._ignored)).any())  # a Python int would have to fit the targets' type
@@ -297,7 +304,12 @@ class LossHead:
     @property
     def scaled(self) -> bool:
         """True where the weight of a batch is not proportional to its number of examples, or the loss is a sum."""
-        return self.loss.reduction == "sum" or (self.form.kind == "indices" and self.loss.counts_labels)
+        counted = self.form.kind == "indices" and self.loss.counts_labels
+        return self.loss.reduction == "sum" or counted or self.form.missing
+
+    def label_weight(self, targets: np.ndarray) -> float:
+        """Return the weight of the targets of a batch, up to a factor common to all batches."""
+        return float(targets.size - count_missing(targets)) if self.form.missing else self.loss.label_weight(targets)
 
     def with_form(self, model: ir.Model, form: TargetForm) -> LossHead:
         """Return the head for targets of another form."""
@@ -334,9 +346,18 @@ class LossHead:
         """Emit the loss, with weights of examples if given."""
         loss, prediction = self.loss, op.wrap(self.prediction)
         target = self.checked(op.wrap(self.target), prediction)
-        if weights is None or not isinstance(loss, LossByExample):
+        if not isinstance(loss, LossByExample):
             return loss.build(op, prediction, target)
-        return loss.build(op, prediction, target, op.cast(weights, prediction.dtype))
+        weights = None if weights is None else op.cast(weights, prediction.dtype)
+        if not self.form.missing:
+            return loss.build(op, prediction, target, *([] if weights is None else [weights]))
+        present = op.Not(op.IsNaN(target)).with_shape(target.shape)
+        mask = op.cast(present, prediction.dtype).with_shape(target.shape)
+        factors = mask if weights is None else weighted(op, mask, weights)
+        terms = loss.build(op, prediction, op.Where(present, target, op.zeros_like(target)), factors)
+        whole = op.ReduceSum(op.cast(present, ir.DataType.INT64), keepdims=0)  # a sum of 16-bit ones ends at 2048
+        count = op.cast(whole, prediction.dtype).with_shape(())
+        return terms._replace(loss=(terms.loss * (terms.weight / op.Max(count, 1.0))).with_shape(()), weight=count)
 
 
 def no_labels_left(what: str, loss: Loss) -> str:

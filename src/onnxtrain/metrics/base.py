@@ -193,6 +193,57 @@ class NamedMetric:
         return self.result(self.update(self.start(), *entered(y_true, y_pred)))
 
 
+@dataclass(frozen=True)
+class OfPresent:
+    """A metric where targets are missing (NaN): the mean of its values on the present targets of each column.
+
+    Of targets of more axes it measures all present elements together; a table, as the confusion matrix, the rows without
+    a missing target.
+    """
+
+    metric: NamedMetric
+
+    @property
+    def name(self) -> str:
+        """The name of the value in results."""
+        return self.metric.name
+
+    @property
+    def of_output(self) -> bool:
+        """As the metric."""
+        return self.metric.of_output
+
+    @property
+    def number(self) -> bool:
+        """As the metric."""
+        return self.metric.number
+
+    def start(self) -> Any:
+        """Return the state of no examples."""
+        return {}
+
+    def update(self, state: Any, y_true: Array, y_pred: Array, /) -> Any:
+        """Return the state with a batch added."""
+        if not self.number or y_true.size != y_pred.size:
+            rows = ~np.isnan(y_true).reshape(len(y_true), -1).any(1)
+            parts = [(y_true[rows], y_pred[rows])]
+        else:
+            rank = (len(y_true), -1) if y_true.ndim <= 2 else (-1, 1)
+            columns = zip(y_true.reshape(rank).T, y_pred.reshape(rank).T, strict=True)
+            parts = [(true[~np.isnan(true), None], pred[~np.isnan(true), None]) for true, pred in columns]
+        own = {column: self.metric.update(None, *part) for column, part in enumerate(parts) if len(part[0])}
+        return self.merge(state, own)
+
+    def merge(self, state: Any, other: Any, /) -> Any:
+        """Return the state of the examples of both."""
+        return {key: self.metric.merge(state.get(key), other.get(key)) for key in sorted(state.keys() | other.keys())}
+
+    def result(self, state: Any, /) -> Any:
+        """Return the value; NaN without examples."""
+        found = [self.metric.result(each) for each in state.values()]
+        return found[0] if len(found) == 1 else float(np.mean(found)) if found else float("nan")
+
+
 def entered(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
     """Convert targets and predictions to arrays."""
     found = to_numpy(y_true, "y_true"), to_numpy(y_pred, "y_pred")

@@ -18,7 +18,15 @@ from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.labels import is_order_known, no_labels
 from onnxtrain.data.map_dataset import ExampleSource
-from onnxtrain.data.naming import Wanted, are_targets, split_weights, take_column, targets_by_name
+from onnxtrain.data.naming import (
+    TargetNames,
+    Wanted,
+    are_targets,
+    columns_of_targets,
+    split_weights,
+    take_column,
+    targets_by_name,
+)
 from onnxtrain.data.opening import open_dataset
 from onnxtrain.data.packing import PackedSequences
 from onnxtrain.errors import DataError
@@ -163,21 +171,21 @@ class DataAdapter:
                 return None
         return given
 
-    def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
+    def open(self, objective: Objective, source: Any, *, target: TargetNames | None = None) -> Dataset:
         """Open data for prediction; targets are optional."""
-        return open_dataset(
-            Reading.of(objective, self.folder).read(source),
-            self.names.specs(objective.inputs),
-            target=target,
-            need_target=False,
-        )
+        columns, specs = columns_of_targets(target, objective.output_names), self.names.specs(objective.inputs)
+        if columns:
+            others = tuple(name for own in columns.values() for name in own)
+            target, specs = None, [dataclasses.replace(spec, left_out=(*spec.left_out, *others)) for spec in specs]
+        assert target is None or isinstance(target, str)
+        return open_dataset(Reading.of(objective, self.folder).read(source), specs, target=target, need_target=False)
 
     def open_with_targets(
         self,
         objective: Objective,
         source: Any,
         *,
-        target: str | None = None,
+        target: TargetNames | None = None,
         sample_weight: Any = None,
         learning: bool = False,
         config: TrainingConfig | None = None,
@@ -196,6 +204,10 @@ class DataAdapter:
             )
         source = source if column is None else take_column(source, column, specs)
         objective.check_batch_axes()
+        by_output = columns_of_targets(target, outputs)
+        columns = {name: by_output[head.name] for name, head in objective.targets} if by_output else {}
+        if by_output:
+            target = None
         if several and target is not None:
             raise DataError(
                 f"target={target!r} names one target, but {len(outputs)} outputs have losses; name the arrays of "
@@ -204,10 +216,13 @@ class DataAdapter:
         if outputs and isinstance(source, tuple) and len(source) == 2 and are_targets(source[1]):
             given = targets_by_name(outputs, source[1])
             source = (source[0], given if several else given[outputs[0]])
-        beside = [*(outputs if several else ()), *([] if column is None else [column])]
+        targets = [name for own in columns.values() for name in own] or (outputs if several else [])
+        beside, alone = [*dict.fromkeys(targets), *([] if column is None else [column])], len(outputs) == 1
         dataset = open_dataset(
-            source, specs, target=target, need_target=len(outputs) == 1, validate=False, others=beside
+            source, specs, target=target, need_target=alone and not columns, validate=False, others=beside
         )
+        if columns:
+            dataset = dataset.joining(columns)
         with self._learning:
             labels = [self._labels_for(dataset, name, head, learning=learning) for name, head in objective.targets]
         weighted = weights is not None or (dataset.weighted and not learning)
@@ -215,8 +230,10 @@ class DataAdapter:
         if config is not None:  # an evaluation without a trainer says this itself
             objective.check_some_counted(dataset)
         if learning or not outputs:
-            self.learn(dataset.columns, (target, column))
+            self.learn(dataset.columns, (target, column, *targets))
         if learning:
+            kept = {name: tuple(own) for name, own in by_output.items() if len(own) > 1}
+            self.names = dataclasses.replace(self.names, targets=kept)
             self.learn_pixels(dataset.pixels)
         return dataset, objective
 

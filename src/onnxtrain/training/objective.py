@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import time_first, to_numpy
 from onnxtrain.data.data_names import DataNames
+from onnxtrain.data.labels import count_missing
 from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
 from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
 from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
@@ -162,8 +163,13 @@ class Objective:
         self, dataset: Dataset, labels: Sequence[Sequence[str] | None], weights: Any, *, weighted: bool
     ) -> tuple[Objective, Dataset]:
         """Return the objective for the form of a dataset's targets, and the dataset as its losses read it, checked."""
-        forms = []
+        forms, hints = [], [*dataset.hints]
         for (name, head), own_labels in zip(self.targets, labels, strict=True):
+            if (given := dataset.values(name)) is not None and (missing := count_missing(given)):
+                shown = f"{dataset.name}: {missing:,} of {given.size:,} targets{f' of {name!r}' if name else ''}"
+                hints.append(f"{shown} are missing (NaN or empty); the loss leaves them out.")
+                if missing == given.size:
+                    raise DataError(f"{shown} are missing (NaN or empty), so that there is nothing to learn from.")
             dataset = dataset.adapting(partial(head.adapt, labels=own_labels), name)
             forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=dataset.size is not None))
         own = self.with_forms(tuple(forms)).weighting(weighted)
@@ -173,6 +179,7 @@ class Objective:
             assert own.weights_spec is not None
             given = weights if isinstance(weights, str) else to_numpy(weights, "sample_weight")
             dataset = dataset.with_weights(given, own.weights_spec)
+        dataset.hints = hints
         dataset.validate({name: check for name, head in own.targets if (check := head.check) is not None})
         return own, dataset
 
@@ -324,7 +331,7 @@ class Objective:
         scaled = [head for head in self.heads if head.name in self.scales]
         return [
             float(len(feeds[self.heads[0].target_name])),
-            *(0.0 if own.loss.reduction == "sum" else own.loss.label_weight(feeds[own.target_name]) for own in scaled),
+            *(0.0 if own.loss.reduction == "sum" else own.label_weight(feeds[own.target_name]) for own in scaled),
         ]
 
     def scale_feeds(self, totals: Sequence[float]) -> dict[str, np.ndarray]:

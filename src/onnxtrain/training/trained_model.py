@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.data import Dataset
 from onnxtrain.data.labels import assumed_order
+from onnxtrain.data.naming import TargetNames
 from onnxtrain.data.opening import Source
 from onnxtrain.editing.working_copy.training_modes import Modes
 from onnxtrain.errors import OptionError
@@ -50,7 +51,7 @@ class TrainedModel(TrainedValues):
         y: Any = None,
         *,
         sample_weight: Any = None,
-        target: str | None = None,
+        target: TargetNames | None = None,
         batch_size: int = 256,
         metrics: Metrics = (),
         ema: bool = False,
@@ -83,7 +84,7 @@ class TrainedModel(TrainedValues):
 
     @checks_arguments
     def open_for_evaluation(
-        self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
+        self, source: Source, *, target: TargetNames | None = None, ema: bool = False, sample_weight: Any = None
     ) -> tuple[Evaluator, Dataset]:
         """Open data in any form; return the evaluator and the dataset.
 
@@ -115,7 +116,7 @@ class TrainedModel(TrainedValues):
         self,
         data: Source,
         *,
-        target: str | None = None,
+        target: TargetNames | None = None,
         batch_size: int = 256,
         ema: bool = False,
         labels: bool = False,
@@ -146,7 +147,7 @@ class TrainedModel(TrainedValues):
 
     @checks_arguments
     def predict_proba(
-        self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
+        self, data: Source, *, target: TargetNames | None = None, batch_size: int = 256, ema: bool = False
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Return class probabilities for inputs, from logits or from a final Softmax or Sigmoid.
 
@@ -173,7 +174,7 @@ class TrainedModel(TrainedValues):
     def _by_head(
         self,
         data: Source,
-        target: str | None,
+        target: TargetNames | None,
         batch_size: int,
         ema: bool,
         caller: str,
@@ -202,7 +203,7 @@ class TrainedModel(TrainedValues):
         self,
         evaluator: Evaluator,
         data: Source,
-        target: str | None,
+        target: TargetNames | None,
         batch_size: int,
         values: Sequence[ir.Value] | None = None,
     ) -> dict[str, np.ndarray]:

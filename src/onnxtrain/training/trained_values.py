@@ -177,7 +177,7 @@ class TrainedValues:
 
     @property
     def labels(self) -> Labels | None:
-        """Text labels in the order of the classes, by output where several have losses; ``None`` before any text target.
+        """Text labels in the order of the classes, by output where several have losses; ``None`` before.
 
         They are taken from the first targets, or from the file beside the model where :meth:`save` has written them.
         """

@@ -14,7 +14,7 @@ import onnx
 from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import names_of_checkpoint
 from onnxtrain.data.labels import doubts
-from onnxtrain.data.naming import NoSuchArrayError
+from onnxtrain.data.naming import NoSuchArrayError, TargetNames
 from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.editing.working_copy.adaptation import Adaptation
@@ -273,7 +273,7 @@ class Trainer(TrainedModel):
         *,
         validation: Source | float = None,
         sample_weight: Any = None,
-        target: str | None = None,
+        target: TargetNames | None = None,
         epochs: int = 1,
         batch_size: int = 32,
         schedule: str | Schedule | None = None,
@@ -517,7 +517,7 @@ class Trainer(TrainedModel):
 
     @checks_arguments
     @trains
-    def open_data(self, source: Source, *, target: str | None = None, sample_weight: Any = None) -> Dataset:
+    def open_data(self, source: Source, *, target: TargetNames | None = None, sample_weight: Any = None) -> Dataset:
         """Open data to train on; the steps take targets and weights of this form from now on.
 
         Args:

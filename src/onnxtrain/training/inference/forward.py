@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.data.data_names import DataNames, read_names, recorded_labels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
+from onnxtrain.data.naming import TargetNames
 from onnxtrain.editing.working_copy.adaptation import Adaptation
 from onnxtrain.editing.working_copy.attention import separate_head_norms
 from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
@@ -44,7 +45,7 @@ def evaluate(
     data: Any,
     *,
     loss: LossLike,
-    target: str | None = None,
+    target: TargetNames | None = None,
     metrics: Metrics = (),
     batch_size: int = 256,
     output: str | None = None,
@@ -110,7 +111,7 @@ def predict(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     *,
-    target: str | None = None,
+    target: TargetNames | None = None,
     batch_size: int = 256,
     lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,
@@ -147,7 +148,7 @@ def outputs(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     *,
-    target: str | None = None,
+    target: TargetNames | None = None,
     batch_size: int = 256,
     lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,
