@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -104,12 +104,18 @@ def command(
         names = read_names(loaded, lora_adapter)
         floating = (name for name, array in arrays.items() if kind_of(array.dtype) == "float")
         scores = names.output if names.output in arrays else next(floating, next(iter(arrays)))
+        by_output = isinstance(names.labels, Mapping)
+        classified = names.labels is not None or probabilities
         table = prediction_table(
             arrays,
             examples=source.examples_read if isinstance(source, ImageFolder | TarFile) else None,
             labels=names.labels,
             probabilities=probabilities,
-            kind=partial(kind_of_output, loaded),
+            kind={name: kind_of_output(loaded, name) for name in names.labels or () if name in arrays}
+            if by_output
+            else kind_of_output(loaded, scores)
+            if classified
+            else None,
             output=scores,
             targets=names.targets,
         )

@@ -266,7 +266,8 @@ class _Part:
         cells = self._cells(block.rows)
         if self.dtype.kind == "T":
             return np.array(cells, self.dtype)
-        if self.may_miss and self.dtype.kind == "f":
+        missing = self.may_miss and self.dtype.kind == "f"
+        if missing:
             cells = [[_NAN if _is_missing(cell) else cell for cell in row] for row in cells]
         decimal = self.sign.of(itertools.chain.from_iterable(cells))
         if self.dtype.kind != "b":
@@ -275,11 +276,11 @@ class _Part:
             array = convert_cells(cells, decimal, self.dtype)
         except (ValueError, OverflowError, KeyError):
             array = None
-        if array is not None and (np.isfinite(array) | (np.isnan(array) & self.may_miss)).all():
+        if array is not None and (np.isfinite(array) | (np.isnan(array) & missing)).all():
             return array
         for row, found in enumerate(cells):
             for index, cell in zip(self.indices, found, strict=True):
-                if not is_number(cell, decimal, self.dtype) and not (self.may_miss and _is_missing(cell)):
+                if not is_number(cell, decimal, self.dtype) and not (missing and cell == _NAN):
                     needed = {"f": "a number", "b": "true or false"}.get(self.dtype.kind, "an integer")
                     range_ = (
                         f" that {self.dtype} can hold" if is_number(cell, decimal) and self.dtype.kind != "b" else ""

@@ -195,11 +195,7 @@ class IterableDataset(Dataset):
     def _adapted(self, value: object, key: str | None, subject: str) -> Array:
         """Return targets in the form of the loss, or weights."""
         spec, adapt, _ = self._beside[key]
-        array = (
-            value
-            if isinstance(value, np.ndarray)
-            else to_numpy(value, subject, spec.hint if spec else "", may_miss=True)
-        )
+        array = to_numpy(value, subject, "" if spec is None else spec.hint, may_miss=True)
         if key is not None and key == self._weights:
             return check_weights(array, subject)
         return array if adapt is None else adapt(array)

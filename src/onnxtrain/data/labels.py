@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
@@ -171,16 +172,16 @@ def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int, missi
             if missing is None and np.isnan(block).any():
                 raise _without_label(targets, before + int(np.isnan(block).argmax()), "nan")
         if missing is not None and all(_are_whole(np.nan_to_num(block, posinf=0.5)) for block in _blocks(targets)):
-            number = missing
-            change = lambda block: np.where(np.isnan(block), number, block)  # noqa: E731
-            return GrowingArray.of(targets, np.dtype(np.int64), change).finish()
+            return GrowingArray.of(
+                targets, np.dtype(np.int64), lambda block: np.where(np.isnan(block), missing, block)
+            ).finish()
     return targets
 
 
 def _without_label(targets: Array, element: int, shown: str) -> DataError:
     return DataError(
-        f"the targets have no label at example {element // max(1, targets[0].size)} ({shown}): leave such examples "
-        "out, or give them the label that the loss ignores (ignore_index, -100 by default)."
+        f"the targets have no label at example {element // max(1, math.prod(targets.shape[1:]))} ({shown}): leave "
+        "such examples out, or give them the label that the loss ignores (ignore_index, -100 by default)."
     )
 
 

@@ -38,27 +38,20 @@ def columns_of_targets(target: TargetNames | None, outputs: Sequence[str]) -> di
 
 def joined_columns(arrays: dict[Any, Any], columns: Mapping[str | None, Sequence[str]], subject: str) -> dict[Any, Any]:
     """Put the columns of targets together: [N] for one, [N, columns] for several."""
-    taken = {
-        name: to_numpy(arrays[name], f"'{name}' of {subject}", may_miss=True)
-        for own in columns.values()
-        for name in own
-    }
-    found = {name: array for name, array in arrays.items() if name not in taken}
+    found = {name: array for name, array in arrays.items() if not any(name in own for own in columns.values())}
     for name, own in columns.items():
-        parts = [taken[column] for column in own]
+        parts = [to_numpy(arrays[column], f"'{column}' of {subject}", may_miss=True) for column in own]
+        if len(parts) > 1:
+            parts = [
+                to_truth_values(part) if kind_of(part.dtype) == "string" and are_truth_values(part) else part
+                for part in parts
+            ]
         texts = [kind_of(part.dtype) == "string" for part in parts]
         if any(texts) and not all(texts):
-            parts = [
-                to_truth_values(part) if is_text and are_truth_values(part) else part
-                for part, is_text in zip(parts, texts, strict=True)
-            ]
-            wrong = next(
-                (column for column, part in zip(own, parts, strict=True) if kind_of(part.dtype) == "string"), None
+            raise DataError(
+                f"the target columns {_names(own)} of {subject} hold texts in '{own[texts.index(True)]}' and numbers "
+                f"in '{own[texts.index(False)]}'; give one kind for all."
             )
-            if wrong is not None:
-                raise DataError(
-                    f"{subject} has texts in the column '{wrong}', but numbers in others of {_names(own)}; give numbers for all."
-                )
         found[name] = parts[0] if len(parts) == 1 else np.stack(parts, axis=-1)
     return found
 

@@ -197,8 +197,8 @@ class NamedMetric:
 class OfPresent:
     """A metric where targets are missing (NaN): the mean of its values on the present targets of each column.
 
-    Of targets of more axes it measures all present elements together; a table, as the confusion matrix, the rows without
-    a missing target.
+    Of targets of more axes it measures all present elements together; a table, such as the confusion matrix, counts the
+    rows without a missing target.
     """
 
     metric: NamedMetric

@@ -101,8 +101,8 @@ class DataAdapter:
             given = targets_by_name(objective.output_names, targets)
             for name, head in heads:
                 array = given[head.name]
-                if not isinstance(array, np.ndarray):
-                    array = to_numpy(array, name or "the target array", head.spec.hint)
+                if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+                    array = to_numpy(array, name or "the target array", head.spec.hint, may_miss=True)
                 if self._recorded_numbers and name is None and self.labels_of(None) is None and head.take_labels:
                     self._decide_by_numbers(array, head)
                 found[name] = head.adapt(array, self.labels_of(name))
