@@ -316,6 +316,8 @@ class Trainer(TrainedModel):
                 have weights: their own, those of the fraction that is held out, or the column of that name; metrics
                 count all alike.
             target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
+                Several columns, ``"width,height"`` or a list, are one target [N, columns]; a mapping has those of each
+                output.
             epochs: How often to go through the data.
             batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
                 batch size has its own, times the micro-batches of the trainer; a hint says so.
