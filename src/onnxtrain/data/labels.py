@@ -126,7 +126,7 @@ def to_indices(targets: Array, labels: Sequence[str], missing: float | None = No
                 f"the target {str(texts[wrong][0])!r} is not a label of this model; its labels are "
                 f"{some_labels(labels)}."
             ).about("targets", got=str(texts[wrong][0]), wanted=[*labels])
-        found.append(np.where(empty, missing, order[positions]) if empty.any() else order[positions])
+        found.append(np.where(empty, missing or 0, order[positions]) if empty.any() else order[positions])
     return found.finish().reshape(targets.shape)
 
 

@@ -206,9 +206,8 @@ class DataAdapter:
         objective.check_batch_axes()
         by_output = columns_of_targets(target, outputs)
         columns = {name: by_output[head.name] for name, head in objective.targets} if by_output else {}
-        if by_output:
-            target = None
-        if several and target is not None:
+        only = target if isinstance(target, str) and not by_output else None
+        if several and only is not None:
             raise DataError(
                 f"target={target!r} names one target, but {len(outputs)} outputs have losses; name the arrays of "
                 f"targets like the outputs: {', '.join(outputs)}."
@@ -219,7 +218,7 @@ class DataAdapter:
         targets = [name for own in columns.values() for name in own] or (outputs if several else [])
         beside, alone = [*dict.fromkeys(targets), *([] if column is None else [column])], len(outputs) == 1
         dataset = open_dataset(
-            source, specs, target=target, need_target=alone and not columns, validate=False, others=beside
+            source, specs, target=only, need_target=alone and not columns, validate=False, others=beside
         )
         if columns:
             dataset = dataset.joining(columns)
@@ -230,7 +229,7 @@ class DataAdapter:
         if config is not None:  # an evaluation without a trainer says this itself
             objective.check_some_counted(dataset)
         if learning or not outputs:
-            self.learn(dataset.columns, (target, column, *targets))
+            self.learn(dataset.columns, (only, column, *targets))
         if learning:
             kept = {name: tuple(own) for name, own in by_output.items() if len(own) > 1}
             self.names = dataclasses.replace(self.names, targets=kept)

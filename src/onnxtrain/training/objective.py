@@ -165,10 +165,10 @@ class Objective:
         """Return the objective for the form of a dataset's targets, and the dataset as its losses read it, checked."""
         forms, hints = [], [*dataset.hints]
         for (name, head), own_labels in zip(self.targets, labels, strict=True):
-            if (given := dataset.values(name)) is not None and (missing := count_missing(given)):
-                shown = f"{dataset.name}: {missing:,} of {given.size:,} targets{f' of {name!r}' if name else ''}"
+            if (raw := dataset.values(name)) is not None and (missing := count_missing(raw)):
+                shown = f"{dataset.name}: {missing:,} of {raw.size:,} targets{f' of {name!r}' if name else ''}"
                 hints.append(f"{shown} are missing (NaN or empty); the loss leaves them out.")
-                if missing == given.size:
+                if missing == raw.size:
                     raise DataError(f"{shown} are missing (NaN or empty), so that there is nothing to learn from.")
             dataset = dataset.adapting(partial(head.adapt, labels=own_labels), name)
             forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=dataset.size is not None))

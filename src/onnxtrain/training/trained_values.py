@@ -192,7 +192,7 @@ class TrainedValues:
         if isinstance(labels, Mapping):
             self.data_adapter.set_labels({name: tuple(own) for name, own in labels.items()})
         else:
-            self.data_adapter.set_labels(labels and tuple(labels))
+            self.data_adapter.set_labels(None if labels is None else tuple(labels))
 
     @property
     def data_names(self) -> DataNames:

@@ -26,7 +26,7 @@ from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.lowering.lower import lower_entry
 from onnxtrain.lowering.training_info.recipe import StepEntry
-from onnxtrain.metrics.base import MeanAccumulator, MetricInput, OfPresent
+from onnxtrain.metrics.base import MeanAccumulator, MetricInput, of_present
 from onnxtrain.metrics.dataset_metrics import sigmoid, softmax
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
@@ -149,7 +149,7 @@ class Evaluator:
         self.check(dataset)
         heads = {head.name: head for head in objective.heads}
         resolved = [
-            each._replace(metric=OfPresent(each.metric)) if heads[each.head.name].form.missing else each
+            each._replace(metric=of_present(each.metric)) if heads[each.head.name].form.missing else each
             for each in resolved
         ]
         losses = {name: _Total(loss) for name, loss in self._losses(objective)}
