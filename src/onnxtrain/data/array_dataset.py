@@ -21,7 +21,7 @@ from onnxtrain.data.base import (
 )
 from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, symbol_sizes, time_first
 from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, row_sums, sampled
-from onnxtrain.data.naming import NamedColumns, check_beside, joined_columns
+from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError, OptionError
 
@@ -124,16 +124,6 @@ class ArrayDataset(Dataset):
         result._arrays = dict(sorted(found.items(), key=lambda item: item[0] is None))  # the targets stay the last
         check_columns(result._columns, "the data")
         result._validated, result.weighted = None, True
-        return result
-
-    def joining(self, columns: Mapping[str | None, Sequence[str]]) -> Self:
-        """Return the same data with columns put together as targets; see `Dataset.joining`."""
-        result, taken = copy.copy(self), {name for own in columns.values() for name in own}
-        kept = {name: column for name, column in self._arrays.items() if name not in taken}
-        arrays = joined_columns({str(name): self._arrays[name].array for name in taken}, columns, self.name)
-        subjects = {name: f"target '{name}'" if name else "the target array" for name in columns}
-        result._arrays = kept | {name: Column.checked(arrays[name], None, subjects[name]) for name in columns}
-        result._validated = None
         return result
 
     def take(self, indices: Array) -> Self:

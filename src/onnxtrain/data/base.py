@@ -167,10 +167,6 @@ class Dataset(Facts, ABC):
         """Return the same data with a function applied to the targets, or to a named array, before any check."""
         return self
 
-    def joining(self, columns: Mapping[str | None, Sequence[str]]) -> Self:
-        """Return the same data with columns put together as the only targets, or as those of outputs."""
-        raise DataError(f"{self.name} has no columns; give the targets as one array.")
-
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
         """Return the same data with one weight per example: an array [N], or the name of an array of this data."""
         named = f" that has no array '{weights}'" if isinstance(weights, str) else ""

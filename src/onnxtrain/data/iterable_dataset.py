@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxtrain.data.base import NO_CHECKS, Batch, Column, Dataset, check_columns, converted
 from onnxtrain.data.conversion import Array, TensorSpec, time_first, to_numpy
-from onnxtrain.data.naming import Wanted, joined_columns
+from onnxtrain.data.naming import Wanted
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError
 
@@ -46,10 +46,8 @@ class IterableDataset(Dataset):
         self._form: _Form | None = None  # of the last batch
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in wanted.specs if not spec.beside}
-        self._beside: dict[str | None, _Beside] = {spec.name: _Beside() for spec in wanted.specs if spec.beside}
-        self._beside[None] = _Beside()
+        self._beside: dict[str | None, _Beside] = dict.fromkeys([*wanted.names_beside(), None], _Beside())
         self._weights: str | None = None  # name of the array of weights
-        self._joined: Mapping[str | None, Sequence[str]] = {}
         self._check_values = False
         self._epochs_read = [0]  # shared by all copies, as a one-shot iterator is
         self._columns: dict[str, tuple[str, ...]] = {}  # of the first batch; shared by all copies
@@ -89,14 +87,6 @@ class IterableDataset(Dataset):
     def expecting(self, target_spec: TensorSpec, name: str | None = None) -> Self:
         """Return the same source with other requirements of its targets, checked when batches are read."""
         return self._copy(name, spec=target_spec)
-
-    def joining(self, columns: Mapping[str | None, Sequence[str]]) -> Self:
-        """Return the same source with columns put together as targets; see `Dataset.joining`."""
-        result, taken = self._copy(), {name for own in columns.values() for name in own}
-        result._joined = columns
-        result._beside = {name: own for name, own in self._beside.items() if name not in taken}
-        result._beside |= dict.fromkeys(columns, _Beside())
-        return result
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
         """Return the same source with one weight per example; see `Dataset.with_weights`."""
@@ -218,8 +208,4 @@ class IterableDataset(Dataset):
                 f"{name} is a {type(item).__name__} of arrays without names, but sample_weight is the name of an "
                 f"array; give a mapping with '{self._weights}'."
             )
-        inputs, only = self._wanted.of_batch(item, name)
-        if self._joined:
-            inputs = joined_columns(inputs, self._joined, name)
-            only = inputs.pop(None, None)  # type: ignore[call-overload]
-        return inputs, only
+        return self._wanted.joined(self._wanted.of_batch(item, name), name)

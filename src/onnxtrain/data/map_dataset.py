@@ -118,7 +118,7 @@ class MapDataset(IterableDataset):
 
     def values(self, name: str | None = None) -> Array | None:
         """Return targets of the first examples; of all where they are strings, so that every class is known."""
-        if name not in self._beside or (name is None and not self._wanted.need_target and not self._joined):
+        if name not in self._beside or (name is None and not (self._wanted.need_target or self._wanted.columns)):
             return None
         if name not in self._seen:
             self._seen[name] = self._look(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,24 +36,21 @@ def columns_of_targets(target: TargetNames | None, outputs: Sequence[str]) -> di
     return {**{name: [name] for name in outputs}, **found}
 
 
-def joined_columns(arrays: dict[Any, Any], columns: Mapping[str | None, Sequence[str]], subject: str) -> dict[Any, Any]:
-    """Put the columns of targets together: [N] for one, [N, columns] for several."""
-    found = {name: array for name, array in arrays.items() if not any(name in own for own in columns.values())}
-    for name, own in columns.items():
-        parts = [to_numpy(arrays[column], f"'{column}' of {subject}", may_miss=True) for column in own]
-        if len(parts) > 1:
-            parts = [
-                to_truth_values(part) if kind_of(part.dtype) == "string" and are_truth_values(part) else part
-                for part in parts
-            ]
+def _stacked(parts: list[Array], columns: Sequence[str], subject: str) -> Array:
+    """Put the columns of a target together, [N, columns]: numbers and truth values, or texts."""
+    texts = [kind_of(part.dtype) == "string" for part in parts]
+    if any(texts):
+        parts = [
+            to_truth_values(part) if is_text and are_truth_values(part) else part
+            for part, is_text in zip(parts, texts, strict=True)
+        ]
         texts = [kind_of(part.dtype) == "string" for part in parts]
-        if any(texts) and not all(texts):
-            raise DataError(
-                f"the target columns {_names(own)} of {subject} hold texts in '{own[texts.index(True)]}' and numbers "
-                f"in '{own[texts.index(False)]}'; give one kind for all."
-            )
-        found[name] = parts[0] if len(parts) == 1 else np.stack(parts, axis=-1)
-    return found
+    if any(texts) and not all(texts):
+        raise DataError(
+            f"the target columns {_names(columns)} of {subject} hold texts in '{columns[texts.index(True)]}' and "
+            f"numbers in '{columns[texts.index(False)]}'; give one kind for all."
+        )
+    return np.stack(parts, axis=-1)
 
 
 class NoSuchArrayError(DataError):
@@ -104,11 +101,13 @@ class Wanted:
         specs: Inputs of the model in their order, then arrays beside them: targets by name, weights of examples.
         target: Name of the only target, where there are several candidates.
         need_target: Raise an error where there are no targets.
+        columns: Columns that are put together as targets, by output; ``None`` is the only target.
     """
 
     specs: Sequence[TensorSpec]
     target: str | None = None
     need_target: bool = True
+    columns: Mapping[str | None, Sequence[str]] = field(default_factory=dict)
 
     def without_target(self, specs: Sequence[TensorSpec] | None = None) -> Wanted:
         """Return the same inputs, or others, where no targets are needed."""
@@ -165,7 +164,7 @@ class Wanted:
         if flat and len(parts) == count and not self.need_target:
             return _named(parts, specs), None
         if len(parts) == 2 and isinstance(parts[1], Mapping) and not self.need_target:
-            return self.without_target().of_names(self.joined(parts[0], parts[1], subject), subject)
+            return self.without_target().of_names(self.with_targets(parts[0], parts[1], subject), subject)
         if len(parts) == 2 and is_array_like(parts[1]):
             inputs, targets = parts
             if isinstance(inputs, Mapping):
@@ -188,7 +187,27 @@ class Wanted:
             f"or a mapping from name to array."
         )
 
-    def joined(self, inputs: object, targets: Mapping[str, object], subject: str) -> dict[str, object]:
+    def names_beside(self) -> list[str | None]:
+        """Return the names of the arrays beside the inputs, once columns are put together."""
+        taken = {column for own in self.columns.values() for column in own}
+        return [*self.columns, *(spec.name for spec in self.specs if spec.beside and spec.name not in taken)]
+
+    def joined(self, found: Matched, subject: str) -> Matched:
+        """Put the columns of targets together: [N] for one, [N, columns] for several."""
+        if not self.columns:
+            return found
+        taken = {column for own in self.columns.values() for column in own}
+        arrays = {name: to_numpy(found[0][name], f"'{name}' of {subject}", may_miss=True) for name in taken}
+        targets = {
+            name: arrays[own[0]] if len(own) == 1 else _stacked([arrays[column] for column in own], own, subject)
+            for name, own in self.columns.items()
+        }
+        only = targets.pop(None, None)
+        inputs = {spec.name for spec in self.specs if not spec.beside}
+        rest = {name: array for name, array in found[0].items() if name in inputs or name not in taken}
+        return {**rest, **{str(name): array for name, array in targets.items()}}, only
+
+    def with_targets(self, inputs: object, targets: Mapping[str, object], subject: str) -> dict[str, object]:
         """Combine inputs of any form and several targets by name into one mapping."""
         own = self.without_target([spec for spec in self.specs if spec.name not in targets])
         return {**own.of_batch(inputs, f"the inputs of {subject}")[0], **targets}

@@ -218,10 +218,14 @@ class DataAdapter:
         targets = [name for own in columns.values() for name in own] or (outputs if several else [])
         beside, alone = [*dict.fromkeys(targets), *([] if column is None else [column])], len(outputs) == 1
         dataset = open_dataset(
-            source, specs, target=only, need_target=alone and not columns, validate=False, others=beside
+            source,
+            specs,
+            target=only,
+            need_target=alone and not columns,
+            validate=False,
+            others=beside,
+            columns=columns,
         )
-        if columns:
-            dataset = dataset.joining(columns)
         with self._learning:
             labels = [self._labels_for(dataset, name, head, learning=learning) for name, head in objective.targets]
         weighted = weights is not None or (dataset.weighted and not learning)
