@@ -24,8 +24,10 @@ import harness  # noqa: E402
 import idx  # noqa: E402
 import profile_step  # noqa: E402
 import step  # noqa: E402
+import timed_operators  # noqa: E402
 
 import report  # noqa: E402
+from onnxtrain.autodiff import registry  # noqa: E402
 from onnxtrain.autodiff.fused import fused_operators  # noqa: E402
 from zoo.mnist_files import write_digits, write_idx  # noqa: E402
 
@@ -238,6 +240,18 @@ def test_fused_compares_kernel_body_and_torch() -> None:
 def test_fused_measures_every_operator() -> None:
     measured = {case.operator for case in fused_cases.cases()}
     assert measured == {operator.name for operator in fused_operators()}
+
+
+@pytest.mark.torch
+def test_every_differentiable_operator_is_timed_or_has_a_reason(tmp_path: Path) -> None:
+    cases = timed_operators.cases()
+    ruled = {entry.operator for entry in registry.entries() if entry.function is not None and entry.domain == ""}
+    assert {case.operator for case in cases} | set(timed_operators.NOT_TIMED) == ruled
+    assert len({case.name for case in cases}) == len(cases)
+    found = tmp_path / "results.jsonl"
+    text = run("operators.py", "--quick", "--results", str(found))
+    assert "11 measurements" in text
+    assert len(found.read_text().splitlines()) == 11
 
 
 @pytest.mark.torch

@@ -22,6 +22,24 @@ inline double logistic(double x) {
   return (x < 0.0 ? e : 1.0) / (1.0 + e);
 }
 
+// exp(x) of any x: the square of that of half, which does not overflow before it.
+inline float exponential_of_any(float x) {
+  const float half = 0.5f * (x < 176.0f ? x : x != x ? x : 176.0f);
+  const float e = exp_single(half);
+  return x < 88.8f || x != x ? e * e : __builtin_inff();
+}
+
+inline double exponential_of_any(double x) { return __builtin_exp(x); }
+
+// log(1 + x) of x in [0, 1], to the precision of T.
+inline float logarithm_of_more(float x) {
+  const double wide = x;
+  const double near = log2_approximate(1.0 + wide) * 0x1.62e42fefa39efp-1;
+  return static_cast<float>(wide < 1e-3 ? wide * (1.0 - wide * (0.5 - wide * (1.0 / 3.0 - wide * 0.25))) : near);
+}
+
+inline double logarithm_of_more(double x) { return __builtin_log1p(x); }
+
 template <typename T, typename Operation>
 inline void map(std::size_t count, const T* a, const T* b, const T* c, T* y, Operation operation) {
   ONNXTRAIN_VECTORIZE
@@ -36,12 +54,17 @@ void elementwise_step(ElementwiseStep::Operator what, std::size_t count, const T
     case ElementwiseStep::kAdd: return map(count, a, b, a, y, [](T p, T q, T) { return p + q; });
     case ElementwiseStep::kCast: return map(count, a, a, a, y, [](T p, T, T) { return p; });
     case ElementwiseStep::kDiv: return map(count, a, b, a, y, [](T p, T q, T) { return p / q; });
+    case ElementwiseStep::kExp: return map(count, a, a, a, y, [](T p, T, T) { return exponential_of_any(p); });
     case ElementwiseStep::kGreater: return map(count, a, b, a, y, [](T p, T q, T) { return p > q ? T(1) : T(0); });
     case ElementwiseStep::kLess: return map(count, a, b, a, y, [](T p, T q, T) { return p < q ? T(1) : T(0); });
+    case ElementwiseStep::kLog1p: return map(count, a, a, a, y, [](T p, T, T) { return logarithm_of_more(p); });
+    case ElementwiseStep::kMax: return map(count, a, b, a, y, [](T p, T q, T) { return p > q || p != p ? p : q; });
+    case ElementwiseStep::kMin: return map(count, a, b, a, y, [](T p, T q, T) { return p < q || p != p ? p : q; });
     case ElementwiseStep::kMul: return map(count, a, b, a, y, [](T p, T q, T) { return p * q; });
     case ElementwiseStep::kNeg: return map(count, a, a, a, y, [](T p, T, T) { return -p; });
     case ElementwiseStep::kRelu: return map(count, a, a, a, y, [](T p, T, T) { return p < T(0) ? T(0) : p; });
     case ElementwiseStep::kSigmoid: return map(count, a, a, a, y, [](T p, T, T) { return logistic(p); });
+    case ElementwiseStep::kSign: return map(count, a, a, a, y, [](T p, T, T) { return p > T(0) ? T(1) : p < T(0) ? T(-1) : p; });
     case ElementwiseStep::kSub: return map(count, a, b, a, y, [](T p, T q, T) { return p - q; });
     case ElementwiseStep::kWhere: return map(count, a, b, c, y, [](T p, T q, T r) { return p != T(0) ? q : r; });
   }

@@ -15,12 +15,15 @@ struct Known {
 };
 
 constexpr Known kKnown[] = {
-    {"Abs", ElementwiseStep::kAbs, 1},         {"Add", ElementwiseStep::kAdd, 2},
-    {"Cast", ElementwiseStep::kCast, 1},       {"Div", ElementwiseStep::kDiv, 2},
-    {"Greater", ElementwiseStep::kGreater, 2}, {"Less", ElementwiseStep::kLess, 2},
-    {"Mul", ElementwiseStep::kMul, 2},         {"Neg", ElementwiseStep::kNeg, 1},
-    {"Relu", ElementwiseStep::kRelu, 1},       {"Sigmoid", ElementwiseStep::kSigmoid, 1},
-    {"Sub", ElementwiseStep::kSub, 2},         {"Where", ElementwiseStep::kWhere, 3},
+    {"Abs", ElementwiseStep::kAbs, 1}, {"Add", ElementwiseStep::kAdd, 2},
+    {"Cast", ElementwiseStep::kCast, 1}, {"Div", ElementwiseStep::kDiv, 2},
+    {"Exp", ElementwiseStep::kExp, 1}, {"Greater", ElementwiseStep::kGreater, 2},
+    {"Less", ElementwiseStep::kLess, 2}, {"Log1p", ElementwiseStep::kLog1p, 1},
+    {"Max", ElementwiseStep::kMax, 2}, {"Min", ElementwiseStep::kMin, 2},
+    {"Mul", ElementwiseStep::kMul, 2}, {"Neg", ElementwiseStep::kNeg, 1},
+    {"Relu", ElementwiseStep::kRelu, 1}, {"Sigmoid", ElementwiseStep::kSigmoid, 1},
+    {"Sign", ElementwiseStep::kSign, 1}, {"Sub", ElementwiseStep::kSub, 2},
+    {"Where", ElementwiseStep::kWhere, 3},
 };
 
 const Known& operator_of(const std::string& name) {

@@ -128,7 +128,9 @@ inline constexpr std::size_t kMostChainInputs = 8, kMostChainSteps = 16;
 
 // One step of a chain of element-wise operators: operands are inputs, then earlier steps.
 struct ElementwiseStep {
-  enum Operator { kAbs, kAdd, kCast, kDiv, kGreater, kLess, kMul, kNeg, kRelu, kSigmoid, kSub, kWhere };
+  enum Operator {
+    kAbs, kAdd, kCast, kDiv, kExp, kGreater, kLess, kLog1p, kMax, kMin, kMul, kNeg, kRelu, kSigmoid, kSign, kSub, kWhere
+  };
   Operator what;
   std::size_t operands[3];
 };

@@ -4,10 +4,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import parser
+from onnx.reference import ReferenceEvaluator
 from ways import operators, operators_of_step, passed, trained_both_ways
 
 import onnxtrain
-from onnxtrain.lowering.rules.elementwise import MOST_STEPS, STEPS, fuse_elementwise
+from onnxtrain.lowering.rules.elementwise import MOST_STEPS, STEPS, WRITTEN, fuse_elementwise
 
 CONSTANTS = "float half = {0.5}, float three = {3}, float[1] one = {1}, float[4] g = {1, -2, 0.5, 3}"
 CHAINS = {
@@ -15,6 +16,7 @@ CHAINS = {
     "numbers": "a = Mul(x, half) b = Sub(one, a) y = Div(b, three)",
     "the slope of HardSwish": "a = Abs(x) in = Less(a, three) b = Mul(x, half) c = Add(b, one) p = Greater(x, half) "
     "f = Cast <to = 1> (p) w = Where(in, c, f) y = Mul(u, w)",
+    "signs": "a = Sign(x) y = Mul(a, u)",
     "a sum of many": "a = Sum(x, u, x) b = Neg(a) y = Relu(b)",
     "the slope of SiLU": "s = Sigmoid(x) r = Sub(one, s) a = Mul(x, r) b = Add(a, one) c = Mul(s, b) y = Mul(u, c)",
 }
@@ -62,6 +64,29 @@ def test_a_chain_is_one_node_with_the_same_results(nodes, kind):
         np.testing.assert_allclose(after, before, rtol=3e-6, atol=1e-5)
     else:
         np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize("operator", [*WRITTEN, "Where", "LeakyRelu <alpha = 0.3>", "Elu <alpha = 2.5>"])
+def test_an_operator_that_is_slow_alone_is_a_chain(operator, kind):
+    nodes = "q = IsNaN(x) y = Where(q, u, half)" if operator == "Where" else f"y = {operator}(x)"
+    given = model(nodes, kind=kind)
+    found = passed(given, fuse)
+    assert operators(found)[-1] == "Elementwise"
+    dtype = np.float32 if kind == "float" else np.float64
+    x, u = (np.random.default_rng(0).normal(0, 3, (9001, 4)).astype(dtype) for _ in range(2))
+    x.flat[: SPECIAL.size] = SPECIAL
+    with np.errstate(all="ignore"):
+        (before,) = ReferenceEvaluator(given).run(None, {"x": x, "u": u})
+    np.testing.assert_allclose(results(found, {"x": x, "u": u}), before, rtol=3e-6, atol=1e-6)
+
+
+def test_softplus_keeps_its_digits():
+    """log(1 + e) of a small e is not 0."""
+    x = np.linspace(-80, 80, 4 * 1000, dtype=np.float32).reshape(-1, 4)
+    found = results(passed(model("y = Softplus(x)"), fuse), {"x": x, "u": x})
+    np.testing.assert_allclose(found, np.logaddexp(0, x.astype(np.float64)), rtol=1e-6)
 
 
 def test_every_operator_of_a_chain_is_tested():

@@ -52,6 +52,7 @@ from onnxtrain.lowering.rules.recurrent import (
     split_recurrent_gradients,
     write_activation_defaults,
 )
+from onnxtrain.lowering.rules.rewritten import write_faster
 from onnxtrain.lowering.rules.rotary import fuse_rotary
 from onnxtrain.lowering.rules.rows import fuse_gather, fuse_scatter, fuse_slices
 from onnxtrain.lowering.rules.scans import join_scans
@@ -92,6 +93,7 @@ def lower_graph(
     write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     counter_based_dropout(model)  # masks from counters that are states: a repeated step draws the same
     if kernels:
+        write_faster(model)  # Einsum, normalizations of groups: operators that have kernels
         skip_ignored_rows(model)  # whose labels are ignored: their logits are not computed
         fold_batch_norm(model)  # of frozen layers, into their convolutions
         fuse_batch_norm(model)  # in training mode, with the activation behind it

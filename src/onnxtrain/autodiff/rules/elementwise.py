@@ -261,6 +261,9 @@ def elementwise(node: Node) -> Sequence[Value]:
     for place, step in enumerate(node.attribute("program").split(";")):
         name, *operands = step.split()
         given = [values[operand] for operand in operands]
-        result = op.cast(given[0], x.dtype) if name == "Cast" else op.several(name, *given, outputs=1)[0]
+        if name == "Cast":
+            result = op.cast(given[0], x.dtype)
+        else:
+            result = op.Log(given[0] + 1) if name == "Log1p" else op.several(name, *given, outputs=1)[0]
         values[f"s{place}"] = result.with_shape(x.shape)
     return [result]

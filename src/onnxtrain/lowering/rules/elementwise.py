@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -16,9 +16,33 @@ from onnxtrain.lowering.rewrite import Rewrite, Rule
 OPERATOR = "Elementwise"
 
 STEPS = frozenset(
-    {"Abs", "Add", "Cast", "Div", "Greater", "Less", "Mul", "Neg", "Relu", "Sigmoid", "Sub", "Sum", "Where"}
+    {"Abs", "Add", "Cast", "Div", "Greater", "Less", "Mul", "Neg", "Relu", "Sigmoid", "Sign", "Sub", "Sum", "Where"}
 )
 """Operators that a chain may have; a Sum is several additions."""
+
+WRITTEN: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "Celu": ("Div x alpha; Exp s0; Sub s1 1; Mul s2 alpha; Less x 0; Where s4 s3 x", {"alpha": 1}),
+    "Elu": ("Exp x; Sub s0 1; Mul s1 alpha; Less x 0; Where s3 s2 x", {"alpha": 1}),
+    "HardSigmoid": ("Mul x alpha; Add s0 beta; Min s1 1; Relu s2", {"alpha": 0.2, "beta": 0.5}),
+    "HardSwish": ("Div x 6; Add s0 0.5; Min s1 1; Relu s2; Mul x s3", {}),
+    "LeakyRelu": ("Mul x alpha; Less x 0; Where s1 s0 x", {"alpha": 0.01}),
+    "Selu": (
+        "Exp x; Sub s0 1; Mul s1 alpha; Less x 0; Where s3 s2 x; Mul s4 gamma",
+        {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805},
+    ),
+    "Shrink": (
+        "Sub x bias; Add x bias; Neg x; Greater s2 lambd; Greater x lambd; Where s4 s0 0; Where s3 s1 s5",
+        {"bias": 0, "lambd": 0.5},
+    ),
+    "Softplus": ("Abs x; Neg s0; Exp s1; Log1p s2; Relu x; Add s3 s4", {}),
+    "ThresholdedRelu": ("Greater x alpha; Where s0 x 0", {"alpha": 1}),
+}
+"""Operators that a chain has as several steps, with the defaults of their attributes: ONNX Runtime computes them
+element by element, so that they are a chain even alone."""
+
+_ALONE = frozenset({*WRITTEN, "Abs", "Sign", "Where"})
+
+_ELEMENTWISE = STEPS | set(WRITTEN)
 
 _COPIED = "Sigmoid"
 """Recomputed in each chain that reads it, if only chains do: it is then not kept for the gradient."""
@@ -36,7 +60,7 @@ def fuse_elementwise(model: ir.Model) -> None:
     and has its name.
     """
     chains = _Chains(model.graph)
-    Rewrite(Rule(operators("chain", *STEPS), _emit, chains.ending_with, backwards=True))(model)
+    Rewrite(Rule(operators("chain", *STEPS, *WRITTEN), _emit, chains.ending_with, backwards=True))(model)
 
 
 class _Chains:
@@ -52,23 +76,20 @@ class _Chains:
         (last,) = match.nodes
         if last not in self.fitting or _is_truth(match.y):
             return "it is not elementwise in one shape"
-        refused: set[ir.Node] = set()
-        while True:
-            chain = self._grown(last, refused)
-            open_ended = [node for node in chain if any(_is_truth(value) for value in _inputs([node], chain))]
-            if not open_ended:
-                return sorted(chain, key=self.order.__getitem__) if len(chain) > 1 else "no other node fits before it"
-            if last in open_ended:
-                return "its condition is computed outside of the chain"
-            refused.update(open_ended)  # truth is a number inside a chain only
+        chain = self._grown(last)
+        if len(chain) == 1 and last.op_type not in _ALONE:
+            return "no other node fits before it"
+        if all(_is_truth(value) or dimensions(value) != dimensions(match.y) for value in _inputs(chain, chain)):
+            return "no number that it reads has the shape of the result"
+        return sorted(chain, key=self.order.__getitem__)
 
-    def _grown(self, last: ir.Node, refused: Collection[ir.Node]) -> list[ir.Node]:
+    def _grown(self, last: ir.Node) -> list[ir.Node]:
         chain, grows, fitting = [last], True, self.fitting
         while grows:
             grows = False
             for value in _inputs(chain, chain):
                 node = value.producer()
-                if node is None or node in refused or node not in fitting or fitting[node] != fitting[last]:
+                if node is None or node not in fitting or fitting[node] != fitting[last]:
                     continue
                 readers = value.consumers()
                 alone = all(reader in chain for reader in readers)
@@ -76,7 +97,8 @@ class _Chains:
                 if value.is_graph_output() or not (alone or copied) or self._keeps_more(node, last, chain):
                     continue
                 longer = [*chain, node]
-                if len(_inputs(longer, longer)) <= MOST_INPUTS and sum(map(_count, longer)) <= MOST_STEPS:
+                inputs = len(_inputs(longer, longer)) + len({number for each in longer for number in _numbers(each)})
+                if inputs <= MOST_INPUTS and sum(map(_count, longer)) <= MOST_STEPS:
                     chain, grows = longer, True
                     break
         return chain
@@ -97,25 +119,54 @@ class _Chains:
 
 def _computes(node: ir.Node) -> bool:
     """Return whether a node takes memory: whether it is no elementwise one, and has a tensor of floats."""
-    return bool(node.domain) or (node.op_type not in STEPS and any(is_float(value) for value in node.outputs))
+    return bool(node.domain) or (node.op_type not in _ELEMENTWISE and any(is_float(value) for value in node.outputs))
 
 
 def _emit(op: Builder, match: Match) -> Value:
     chain: list[ir.Node] = match.found
     shape = dimensions(match.y)
-    inputs = sorted(_inputs(chain, chain), key=lambda value: dimensions(value) != shape)  # numbers at the end
-    names = {value: f"x{place}" for place, value in enumerate(inputs)}
+    # The first input has the shape of the result, and numbers are at the end.
+    inputs = sorted(_inputs(chain, chain), key=lambda value: (dimensions(value) != shape, _is_truth(value)))
+    numbers = list(dict.fromkeys(number for node in chain for number in _numbers(node)))
+    names: dict[object, str] = {value: f"x{place}" for place, value in enumerate([*inputs, *numbers])}
     steps: list[str] = []
     for node in chain:
         total, *others = [names[value] for value in node.inputs if value is not None]
-        if node.op_type != "Sum":
+        if node.op_type in WRITTEN:
+            first = len(steps)
+            for operator, *words in _written(node):
+                read = {"x": total} | {f"s{place}": f"s{first + place}" for place in range(len(steps) - first)}
+                steps.append(" ".join([operator, *(read[w] if isinstance(w, str) else names[w] for w in words)]))
+        elif node.op_type != "Sum":
             steps.append(" ".join([node.op_type, total, *others]))
         for operand in others if node.op_type == "Sum" else ():
             steps.append(f"Add {total} {operand}")
             total = f"s{len(steps) - 1}"
         names[node.outputs[0]] = f"s{len(steps) - 1}"
     match.nodes = tuple(reversed(chain))
-    return emit(op, OPERATOR, *map(op.wrap, inputs), like=[None], program=";".join(steps))[0]
+    first = op.wrap(inputs[0])
+    given = [first, *(op.cast(op.wrap(value), first.dtype) for value in inputs[1:])]  # truth is a number in a chain
+    constants = [op.scalar(number, first) for number in numbers]
+    return emit(op, OPERATOR, *given, *constants, like=[None], program=";".join(steps))[0]
+
+
+def _written(node: ir.Node) -> list[list[str | float]]:
+    """The steps of an operator that a chain has as several: operator and operands, of which some are numbers."""
+    text, defaults = WRITTEN[node.op_type]
+    given = {name: node.attributes.get_float(name, default) for name, default in defaults.items()}
+    steps = [step.split() for step in text.split(";")]
+    return [[operator, *(_operand(word, given) for word in words)] for operator, *words in steps]
+
+
+def _operand(word: str, given: Mapping[str, float]) -> str | float:
+    return given[word] if word in given else word if word[0] in "xs" else float(word)
+
+
+def _numbers(node: ir.Node) -> list[float]:
+    """The constants that the steps of a node read."""
+    if node.op_type not in WRITTEN:
+        return []
+    return [word for _, *words in _written(node) for word in words if not isinstance(word, str)]
 
 
 def _inputs(nodes: Iterable[ir.Node], chain: Sequence[ir.Node]) -> list[ir.Value]:
@@ -126,6 +177,8 @@ def _inputs(nodes: Iterable[ir.Node], chain: Sequence[ir.Node]) -> list[ir.Value
 
 
 def _count(node: ir.Node) -> int:
+    if node.op_type in WRITTEN:
+        return len(_written(node))
     return len(node.inputs) - 1 if node.op_type == "Sum" else 1
 
 
@@ -135,7 +188,7 @@ def _is_truth(value: ir.Value) -> bool:
 
 def _shape(node: ir.Node) -> tuple[object, ...] | None:
     """The type and the shape of a node that may be in a chain."""
-    if node.domain or node.op_type not in STEPS or len(node.outputs) != 1 or not node.inputs:
+    if node.domain or node.op_type not in _ELEMENTWISE or len(node.outputs) != 1 or not node.inputs:
         return None
     y = node.outputs[0]
     sizes = dimensions(y)

@@ -1,0 +1,99 @@
+"""Einsum of two operands becomes matmuls or products with the same values and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+from onnxtrain import custom_ops_library, testing
+
+SIZES = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 2, "f": 3}
+EQUATIONS = [
+    "ab,bc->ac",
+    "ab,cb->ac",
+    "abc,dca->bda",
+    "abc,acd->abd",
+    "abc,cdb->adc",
+    "abcd,aecd->acbe",
+    "abc,cd->abcd",
+    "ab,ab->",
+    "ab,ab->a",
+    "a,b->ab",
+    "abcd,abcd->abd",
+    "abc,bd->cd",
+    "abcd,cdef->abef",
+    "abc,c->ab",
+    "ab,bc",
+    "abcd,abe->acde",
+    "abc,abd->cd",
+    "ab,bc->ca",
+    "a,a->",
+    "a,a->a",
+    "ab,cd->ac",
+    "ab,b->b",
+]
+OTHERS = ["aab,bc->ac", "ab,bc,cd->ad", "...b,bc->...c", "ab->ba"]
+
+
+def arrays(equation):
+    random = np.random.default_rng(0)
+    terms = equation.partition("->")[0].replace("...", "a").split(",")
+    return [random.normal(size=[SIZES[label] for label in term]).astype(np.float32) for term in terms]
+
+
+def model(equation, given, sizes):
+    """One node; the labels name the axes where sizes are symbols."""
+    names = [f"x{index}" for index in range(len(given))]
+    terms = equation.partition("->")[0].split(",")
+    inputs = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, list(term) if sizes == "symbols" else x.shape)
+        for name, x, term in zip(names, given, terms, strict=True)
+    ]
+    node = helper.make_node("Einsum", names, ["y"], equation=equation)
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "einsum", inputs, [output])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def lowered(equation, given, sizes="numbers"):
+    cotangent = np.random.default_rng(1).normal(size=np.einsum(equation, *given).shape).astype(np.float32)
+    names = [f"x{index}" for index in range(len(given))]
+    return testing.projected_gradient(model(equation, given, sizes), names, {"y": cotangent}, kernels=True), cotangent
+
+
+def has_einsum(graph):
+    return any(node.op_type == "Einsum" for node in graph.node)
+
+
+@pytest.mark.parametrize("sizes", ["numbers", "symbols"])
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_values_and_gradients(equation, sizes):
+    given = arrays(equation)
+    found, cotangent = lowered(equation, given, sizes)
+    assert not has_einsum(found.graph)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    session = onnxruntime.InferenceSession(found.SerializeToString(), options, ["CPUExecutionProvider"])
+    y, *gradients = session.run(None, {f"x{index}": x for index, x in enumerate(given)})
+    np.testing.assert_allclose(y, np.einsum(equation, *given), rtol=1e-4, atol=1e-5)
+    for index, (gradient, x) in enumerate(zip(gradients, given, strict=True)):
+        direction = np.random.default_rng(2).normal(size=x.shape)
+        moved = [other if place != index else direction for place, other in enumerate(given)]  # linear in each operand
+        np.testing.assert_allclose(
+            np.vdot(gradient, direction), np.vdot(np.einsum(equation, *moved), cotangent), rtol=1e-3, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("equation", OTHERS)
+def test_others_stay(equation):
+    assert has_einsum(lowered(equation, arrays(equation))[0].graph)
+
+
+def test_an_axis_that_may_broadcast_stays():
+    given = arrays("ab,bc->ac")
+    proto = model("ab,bc->ac", given, "symbols")
+    proto.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "other"
+    assert has_einsum(testing.projected_gradient(proto, ["x0"], {"y": np.ones((2, 4), np.float32)}, kernels=True).graph)
