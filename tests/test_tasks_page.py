@@ -10,7 +10,9 @@ import pytest
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "tasks.md"
 TABLE = PAGE.read_text(encoding="utf-8").partition("\n## ")[0]
-ROWS = [line.split(" | ")[0].removeprefix("| ") for line in TABLE.splitlines() if "](" in line and line.startswith("| ")]
+ROWS = [
+    line.split(" | ")[0].removeprefix("| ") for line in TABLE.splitlines() if "](" in line and line.startswith("| ")
+]
 LINKS = sorted(set(re.findall(r"\]\(([^)]+)\)", TABLE)))
 
 

@@ -72,6 +72,14 @@ def test_every_elementwise_loss_equals_itself_on_the_present_elements(name):
     )
 
 
+def test_targets_may_be_missing_from_a_later_step_on():
+    first, second = (onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="mse") for _ in range(2))
+    assert first.train_step(X, np.nan_to_num(Y)) == second.train_step(X, np.nan_to_num(Y))
+    assert first.train_step(X, Y) == onnxtrain.evaluate(second.model(), (X, Y), loss="mse")["loss"]
+    with pytest.raises(DataError, match="the input|input 'input'"):
+        first.train_step(np.full_like(X, np.nan), Y)
+
+
 @pytest.mark.parametrize("targets", [LABELS, TEXTS], ids=["nan", "none"])
 def test_missing_labels_are_the_ignored_label(targets):
     kept = ~np.isnan(LABELS)

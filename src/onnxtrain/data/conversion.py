@@ -332,7 +332,9 @@ def check_finite(
     """Raise a `DataError` that names the first example with NaN or an infinite value."""
     if kind_of(array.dtype) != "float":
         return
-    finite = np.isfinite(array) | (np.isnan(array) & may_miss)
+    finite = np.isfinite(array)
+    if may_miss:
+        finite |= np.isnan(array)
     if finite.all():
         return
     row, value = first_row(~finite), array[~finite][0]

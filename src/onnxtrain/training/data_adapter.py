@@ -119,14 +119,27 @@ class DataAdapter:
             and plan.names is self.names
             and None not in forms
         )
-        if plan is None or not known or any(head.hold_ignored(found[name]) for name, head in unsure):
+        if (
+            plan is None
+            or not known
+            or any(found[name].dtype.kind != "f" and head.hold_ignored(found[name]) for name, head in unsure)
+        ):
             plan, known = self._planned(objective, arrays, found), False
             objective = plan.objective
             unsure = [(name, head) for name, head in objective.targets if not head.are_classes(found[name])]
         beside: dict[str, Any] = {name: array for name, array in found.items() if name is not None}
         if objective.weights is not None:
             beside[str(objective.weights.name)] = sample_weight
-        batch = plan.reader.convert(arrays | beside if beside else arrays, found.get(None), "the batch", known=known)
+        try:
+            batch = plan.reader.convert(
+                arrays | beside if beside else arrays, found.get(None), "the batch", known=known
+            )
+        except DataError:
+            if not any(head.hold_ignored(found[name]) for name, head in objective.targets):
+                raise
+            self._plan = None  # the first batch with missing targets
+            objective = self._planned(objective, arrays, found).objective
+            return self.step_feeds(objective, inputs, targets, sample_weight)
         for name, head in unsure:
             array = batch.target(name)
             if head.check is not None and array is not None:
