@@ -174,6 +174,14 @@ def orpo(z: Array, t: Array, beta: float) -> float:
     return float(-z[:, 2].sum() / t[:, 2].sum() - beta * np.mean(log_sigmoid(odds)))
 
 
+def grpo(z: Array, t: Array, beta: float, epsilon: float) -> float:
+    """Mean over tokens of -min(r a, clip(r) a) + beta (exp d - d - 1), r = exp(z - old), d = reference - z."""
+    counts, a, old, reference = t.transpose(1, 0, 2)
+    r, d = np.exp(z - old), reference - z
+    terms = -np.minimum(r * a, np.clip(r, 1 - epsilon, 1 + epsilon) * a) + beta * (np.exp(d) - d - 1)
+    return float((counts * terms).sum() / counts.sum())
+
+
 def kto(z: Array, t: Array, fixed: Array, beta: float, weights: tuple[float, float]) -> float:
     """Mean of w (1 - sigmoid(s beta (r - k))), k the mean log ratio of other answers, 0 or more, without gradient."""
     k = max(0.0, float(np.mean(fixed[:, 1] - t[:, 1])))
@@ -258,6 +266,7 @@ ANSWERS = normal(5, 2, seed=2) - 4
 """Log-probabilities of two answers."""
 JUDGED = np.concatenate([normal(5, 2, seed=3) - 5, np.float32([[1], [0], [0], [1], [0]])], 1)
 TOKENS = np.float32([[3, 2, 7], [4, 4, 9], [2, 5, 6], [1, 3, 4]])
+SAMPLED = np.stack([np.float32([[1, 1, 1], [1, 1, 0]]), *(normal(2, 3, seed=7 + i) - 3 * (i > 0) for i in range(3))], 1)
 LIKELIHOODS = -np.abs(normal(4, 3)) * TOKENS - np.float32(0.2)
 COSINES = np.tanh(normal(6, 4, seed=5)) * np.float32(0.95)
 EMBEDDINGS = normal(4, 3, 5)
@@ -351,6 +360,7 @@ def rows() -> list[Row]:
         ),
         Row("pairs", losses.DPO(0.3), ANSWERS, normal(5, 2, seed=4) - 4, lambda z, t: dpo(z, t, 0.3)),
         Row("pairs", losses.ORPO(0.3), LIKELIHOODS, TOKENS, lambda z, t: orpo(z, t, 0.3)),
+        Row("sampled", losses.GRPO(0.3, 0.5), normal(2, 3, seed=6) - 2, SAMPLED, lambda z, t: grpo(z, t, 0.3, 0.5)),
         Row("judged", losses.KTO(0.3, 1.0, 0.5), ANSWERS, JUDGED, lambda z, t: kto(z, t, ANSWERS, 0.3, (1.0, 0.5))),
         Row("margins", losses.Reward(0.1), normal(4, 2), np.abs(normal(4)), lambda z, t: reward(z, t, 0.1)),
         Row(

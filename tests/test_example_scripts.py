@@ -55,9 +55,11 @@ PROGRAMS = {
     ),
     "wake_word_audio.py": ("matplotlib", "wake_word_audio.onnx", lambda found: found["after"] > 0.95 > found["before"]),
     "transducer.py": ("matplotlib", "transducer.onnx", lambda found: found["after"] > 0.85 and found["before"] < 0.1),
+    "graph_network.py": (None, "graph_network.onnx", above(0.9)),
+    "stateful_audio.py": (None, "stateful_audio.onnx", lambda found: found["carried"] > 0.95 and found["reset"] < 0.8),
     "wake_word.py": (None, "wake_word.onnx", lambda found: found["recall"] > 0.9 and found["precision"] > 0.8),
 }
-QUICK = {"tabular.py", "wake_word.py"}
+QUICK = {"tabular.py", "wake_word.py", "graph_network.py"}
 SHORTER = {"detection.py": {"epochs": 4}}
 """Arguments that make a program shorter than it is by default."""
 

@@ -118,7 +118,7 @@ OPTIONS = [
     Mistake(
         "metric without data",
         "metrics are measured on validation data; give --validation",
-        fit("--metrics", "accuracy"),
+        fit("--metrics", "accuracy", "--cache-features"),
     ),
     Mistake(
         "metric without targets",

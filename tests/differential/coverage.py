@@ -25,7 +25,7 @@ LOSSES = {
         "the model is a detector; tests/losses compares them with NumPy and PyTorch",
     ),
     **dict.fromkeys(
-        ("dpo", "orpo", "kto", "reward", "multiple_negatives", "listnet", "ranknet"),
+        ("dpo", "orpo", "kto", "reward", "grpo", "multiple_negatives", "listnet", "ranknet"),
         "the model takes groups of rows; tests/plugins/text compares them with formulas and TRL",
     ),
 }

@@ -183,3 +183,16 @@ def test_pad_gets_pads_for_every_axis_where_the_rank_is_known(known: bool) -> No
     model = ir.to_proto(ir.Model(graph, ir_version=10))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_array_equal(session.run(None, {})[0], np.pad(x.constant(), ((0, 0), (0, 0), (1, 2))))
+
+
+def test_builders_before_several_nodes_give_different_names() -> None:
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]))
+    nodes = [ir.Node("", operator, [x]) for operator in ("Neg", "Abs")]  # without names, as layers of other tools
+    graph = ir.Graph([x], [], nodes=nodes, opset_imports={"": 18})
+    op = Builder(graph)
+    for node in nodes:
+        own = op.before(node)
+        own.scope = "rule"
+        own.Relu(own.wrap(x))
+    names = [node.name for node in graph if node.op_type == "Relu"]
+    assert len(names) == len(set(names)) == 2

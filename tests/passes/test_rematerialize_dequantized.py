@@ -16,7 +16,7 @@ def model(kind, layers=3):
     The kernel of MatMul would read float16 itself.
     """
     random = np.random.default_rng(0)
-    product = "MatMul" if kind == "int8" else 'Einsum<equation="ni,ij->nj">'
+    product = "MatMul" if kind == "int8" else 'Einsum<equation="...i,ij->...j">'
     first, then, weights = [], [], []
     for index in range(layers):
         array = random.integers(-127, 128, (SIZE, SIZE))

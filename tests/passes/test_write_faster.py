@@ -1,4 +1,4 @@
-"""Einsum of two operands becomes matmuls or products with the same values and gradients."""
+"""Operators written as faster ones have the same values and gradients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 from onnxtrain import custom_ops_library, testing
 
@@ -64,6 +65,12 @@ def lowered(equation, given, sizes="numbers"):
     return testing.projected_gradient(model(equation, given, sizes), names, {"y": cotangent}, kernels=True), cotangent
 
 
+def session(proto):
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
 def has_einsum(graph):
     return any(node.op_type == "Einsum" for node in graph.node)
 
@@ -74,10 +81,7 @@ def test_values_and_gradients(equation, sizes):
     given = arrays(equation)
     found, cotangent = lowered(equation, given, sizes)
     assert not has_einsum(found.graph)
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(custom_ops_library()))
-    session = onnxruntime.InferenceSession(found.SerializeToString(), options, ["CPUExecutionProvider"])
-    y, *gradients = session.run(None, {f"x{index}": x for index, x in enumerate(given)})
+    y, *gradients = session(found).run(None, {f"x{index}": x for index, x in enumerate(given)})
     np.testing.assert_allclose(y, np.einsum(equation, *given), rtol=1e-4, atol=1e-5)
     for index, (gradient, x) in enumerate(zip(gradients, given, strict=True)):
         direction = np.random.default_rng(2).normal(size=x.shape)
@@ -97,3 +101,45 @@ def test_an_axis_that_may_broadcast_stays():
     proto = model("ab,bc->ac", given, "symbols")
     proto.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "other"
     assert has_einsum(testing.projected_gradient(proto, ["x0"], {"y": np.ones((2, 4), np.float32)}, kernels=True).graph)
+
+
+REDUCTIONS = ["ReduceL1", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"]
+
+
+@pytest.mark.parametrize("keeps", [0, 1])
+@pytest.mark.parametrize("axes", ["", ", axes"])
+@pytest.mark.parametrize("operator", REDUCTIONS)
+def test_sums_of_functions(operator, axes, keeps):
+    x = np.random.default_rng(0).uniform(0.1, 2, (3, 4, 5)).astype(np.float32)
+    x[0, 0] = 60  # exp overflows without the largest
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> f (float[3, 4, 5] x) => (float[] y) <int64[2] axes = {{0, -1}}>
+        {{ y = {operator} <keepdims = {keeps}> (x{axes}) }}"""
+    )
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    found = testing.projected_gradient(proto, ["x"], {"y": np.ones_like(expected)}, kernels=True)
+    assert operator not in {node.op_type for node in found.graph.node}
+    y, gradient = session(found).run(None, {"x": x})
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+    wide, step = x.astype(np.float64), np.zeros_like(x, np.float64)
+    step.flat[7] = 1e-4
+    sides = [ReferenceEvaluator(proto).run(None, {"x": wide + sign * step})[0].sum() for sign in (1, -1)]
+    np.testing.assert_allclose(gradient.flat[7], (sides[0] - sides[1]) / 2e-4, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", ["n, 8, 5, 3", "4, 8, 5, 3", "n, 8"])
+def test_groups_are_those_of_the_reference(shape):
+    random = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> f (float[{shape}] x) => (float[{shape}] y)
+        <float[8] scale = {{1, 2, 3, 4, 5, 6, 7, 8}}, float[8] bias = {{0, 1, 0, 1, 0, 1, 0, 1}}>
+        {{ y = GroupNormalization <num_groups = 4> (x, scale, bias) }}"""
+    )
+    sizes = [4 if size == "n" else int(size) for size in shape.split(", ")]
+    x, cotangent = (random.normal(size=sizes).astype(np.float32) for _ in range(2))
+    names = ["x", "scale", "bias"]
+    ways = [testing.projected_gradient(proto, names, {"y": cotangent}, kernels=kernels) for kernels in (True, False)]
+    assert "GroupNormalization" not in {node.op_type for node in ways[0].graph.node}
+    for found, expected in zip(*(session(way).run(None, {"x": x}) for way in ways), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)

@@ -183,3 +183,9 @@ def test_columns_that_do_not_fit(target, message):
     data = Frame(FEATURES | TARGETS | {"word": np.array(["a"] * 24)})
     with pytest.raises(DataError, match=message):
         onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="mse").fit(data, target=target)
+
+
+def test_metrics_of_the_training_read_the_present_targets_too():
+    trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="mse")
+    rows = trainer.fit(X, Y, metrics="mae", progress=False).rows
+    assert np.isfinite(rows[-1]["mae"])

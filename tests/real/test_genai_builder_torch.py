@@ -283,6 +283,27 @@ def test_peft_finds_the_norms_of_a_folder(name, made, tmp_path):
         np.testing.assert_allclose(again.parameters[name], trainer.parameters[name], rtol=1e-6)
 
 
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_transformers_loads_the_merged_checkpoint(name, precision, made, tmp_path):
+    """Packed and renamed layers, offsets of norms, tied heads; int4 weights become float32, with the exact sum."""
+    path, model = made(name, precision)
+    lora = onnxtrain.Lora(rank=3, targets="all-linear")
+    trainer = trainer_of(path, lora=lora, train="*norm*" if name not in OTHERS else None)
+    for _ in range(5):
+        trainer.train_step(feeds_of(path), LABELS)
+    trainer.save(tmp_path / "tuned.onnx_adapter")
+    source = path.parent.parent
+    command = ["adapter", "merge", path, tmp_path / "tuned.onnx_adapter", "-o", tmp_path / "merged"]
+    assert main([*map(str, command), "--base-model", str(source)]) == 0
+    loaded, told = type(model).from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(told.values())
+    assert not (np.abs(logits_of(loaded) - logits_of(model)).max() < 0.05)
+    ours = trainer.predict(feeds_of(path, np.ones_like(IDS)))["logits"]
+    np.testing.assert_allclose(logits_of(loaded), ours, atol=ROUNDED.get(name, 1e-4))
+
+
 def test_layers_that_the_checkpoint_packs_are_refused_in_full(made):
     path, _ = made("Phi3ForCausalLM")
     lora = onnxtrain.Lora(rank=2, targets="*o_proj")

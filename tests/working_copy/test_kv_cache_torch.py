@@ -14,7 +14,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.errors import DataError, TrainingHint
+from onnxtrain.errors import DataError, OptionError, TrainingHint
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import newest_opset
 from onnxtrain.training.advice.doctor import Severity, diagnose
@@ -180,6 +180,33 @@ def test_a_merged_decoder_trains_its_branch_without_cache(tmp_path: Path) -> Non
     assert trainer.evaluate(with_flag, ids) == trainer.evaluate({"input_ids": ids}, ids)
     with raises_sentence("kv_cache_in_data", what="use_cache_branch", got=(2, 1)):
         trainer.evaluate({"input_ids": ids, "use_cache_branch": np.ones((2, 1), bool)}, ids)
+
+
+def test_adapters_of_a_merged_decoder(tmp_path: Path) -> None:
+    """They are trained in the branch without a cache, and merged into the weights of both."""
+    path, ids = tmp_path / "model.onnx", np.array([[0, 1, 2], [2, 1, 0]])
+    onnx.save(_merged(), path)
+    assert [layer.name for layer in onnxtrain.adapters.adaptable_layers(path)] == ["table", "w"]
+    lora = onnxtrain.Lora(rank=2, targets="*")
+    trainer = onnxtrain.Trainer(path, loss="cross_entropy", output="logits", optimizer="adam(lr=0.05)", lora=lora)
+    for _ in range(3):
+        trainer.train_step({"input_ids": ids}, ids)
+    expected = trainer.predict({"input_ids": ids})
+    assert isinstance(expected, dict)
+    adapter = tmp_path / "tuned.onnx_adapter"
+    trainer.save(adapter)
+    onnxtrain.adapters.convert_adapter(path, adapter, tmp_path / "peft")
+    onnxtrain.adapters.merge_adapter(path, tmp_path / "peft", tmp_path / "merged.onnx")
+    found = onnxtrain.predict(tmp_path / "merged.onnx", {"input_ids": ids})
+    assert isinstance(found, dict)
+    np.testing.assert_allclose(found["logits"], expected["logits"], rtol=1e-5)
+    session = onnxruntime.InferenceSession(tmp_path / "merged.onnx")
+    whole = {"input_ids": ids, "past_key_values_0_key": np.zeros((2, 1, 0, 4), np.float32)}
+    (cached,) = session.run(["logits"], whole | {"use_cache_branch": np.array([True])})
+    before = onnxruntime.InferenceSession(path).run(["logits"], whole | {"use_cache_branch": np.array([True])})[0]
+    assert np.abs(cached - before).max() > 0.01
+    with pytest.raises(OptionError, match=r"in the branches of an If, where slots cannot be; merge the adapter"):
+        onnxtrain.adapters.add_slots(path, tmp_path / "slots.onnx", adapter=adapter)
 
 
 def test_weights_of_the_cache_branch_alone_are_hinted() -> None:

@@ -24,8 +24,10 @@ from onnxtrain.adapters.layers import Layer, Target, find_layers, refuse_magnitu
 from onnxtrain.adapters.peft import write_folder
 from onnxtrain.adapters.values import norms
 from onnxtrain.data.hashing import Fingerprint, describe_graph
+from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.model_file.exporters import optimum
 from onnxtrain.model_file.file import ModelFile
 
 
@@ -40,7 +42,10 @@ class BaseModel:
     @classmethod
     def of(cls, file: ModelFile) -> BaseModel:
         """Return the model of a file."""
-        model = infer_shapes(file.training_model())
+        model = file.training_model()
+        if any(value.name == optimum.BRANCH for value in model.graph.inputs):
+            remove_cache_inputs(model)  # layers are in the branch without a cache
+        model = infer_shapes(model)
         return cls(file, model.graph, find_layers(model))
 
     def read(self, path: str | os.PathLike[str]) -> tuple[Adapter, list[Target]]:
@@ -53,7 +58,7 @@ class BaseModel:
         An entry matches the layer whose adapter has this name, the only layer that is also called so, or the only one
         whose path ends with the entry's name or the reverse: exporters wrap models into others.
         """
-        architecture = self._architecture(adapter.checkpoint)
+        architecture = self.architecture(adapter.checkpoint)
         adapter = fit_tensors(adapter, self.graph, self.layers, architecture, label)
         adapter = _in_model(adapter, self.layers, architecture)
         targets = [*map(Target, self.layers), *(Target(layer, part) for layer in self.layers for part in layer.parts)]
@@ -91,7 +96,7 @@ class BaseModel:
         base = {"graph": describe_graph(self.file), "weights": self._weights(targets)}
         adapter = replace(adapter, checkpoint=checkpoint, base=base)
         if path.suffix != SUFFIX:
-            adapter = _in_checkpoint(adapter, self.layers, self._architecture(checkpoint))
+            adapter = _in_checkpoint(adapter, self.layers, self.architecture(checkpoint))
             write_folder(path, adapter, self.in_modules(adapter, str(path), checkpoint))
             return
         types = {layer.name: layer.y.dtype or ir.DataType.FLOAT for layer in self.layers}
@@ -104,9 +109,10 @@ class BaseModel:
 
     def in_modules(self, adapter: Adapter, label: str, checkpoint: Checkpoint) -> dict[str, Array]:
         """Return the tensors that were trained in full, as a PEFT folder of a checkpoint holds them."""
-        return for_peft(adapter, self.graph, self.layers, self._architecture(checkpoint), label)
+        return for_peft(adapter, self.graph, self.layers, self.architecture(checkpoint), label)
 
-    def _architecture(self, checkpoint: Checkpoint) -> Architecture:
+    def architecture(self, checkpoint: Checkpoint) -> Architecture:
+        """Return the names and values of its checkpoint."""
         return Architecture.of(self.graph.initializers, self.file.folder, checkpoint)
 
     def _no_layer(self, name: str, label: str) -> ModelError:
@@ -210,7 +216,7 @@ class _Packed:
 def _in_checkpoint(adapter: Adapter, layers: Sequence[Layer], architecture: Architecture) -> Adapter:
     """Return an adapter of a model as one of its checkpoint, for PEFT."""
     entries = dict(adapter.entries)
-    for packed in _packed(layers, architecture):
+    for packed in packed_layers(layers, architecture):
         if any(name in entries for name in packed.targets):
             joined = _joined(packed, entries)
             entries = {name: entry for name, entry in entries.items() if name not in packed.targets}
@@ -228,7 +234,7 @@ def _in_model(adapter: Adapter, layers: Sequence[Layer], architecture: Architect
         inner = [name for layer in layers for name in (layer.name, *(part.name for part in layer.parts))]
         names = {architecture.in_checkpoint(name): name for name in inner}
         entries = {names.get(name, name): entry for name, entry in entries.items()}
-    for packed in _packed(layers, architecture):
+    for packed in packed_layers(layers, architecture):
         whole = entries.get(packed.name)
         if whole is None or whole.outputs != max(end for _, _, end in packed.spans()):  # fitting says so
             continue
@@ -256,7 +262,7 @@ def _part(whole: Entry, start: int, end: int, rows: Array | slice) -> Entry:
     return Entry(np.ascontiguousarray(whole.a[:, rows]), b, whole.scale, magnitude)
 
 
-def _packed(layers: Sequence[Layer], architecture: Architecture) -> list[_Packed]:
+def packed_layers(layers: Sequence[Layer], architecture: Architecture) -> list[_Packed]:
     """Return the layers that the checkpoint packs."""
     found: dict[str, _Packed] = {}
     targets = {target.name: target for layer in layers for target in layer.targets}

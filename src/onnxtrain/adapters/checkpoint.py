@@ -119,11 +119,11 @@ class Architecture:
     def of(cls, names: Iterable[str], folder: Path | None, checkpoint: Checkpoint) -> Architecture:
         """Return the architecture of a model, by genai_config.json beside it or config.json of its checkpoint."""
         kind = _setting(folder, "genai_config.json", "model", "type")
-        if not any(map(_FINAL_NORM.match, names)):
-            own = _TABLE.get(kind, Architecture())
-            return Architecture(kind, own.renames, own.packed)
         base = Path(checkpoint.base_model) if checkpoint.base_model else None
         kind = kind or _setting(base, "config.json", "model_type") or _setting(folder, "config.json", "model_type")
+        if not any(map(_FINAL_NORM.match, names)):
+            own = _TABLE.get(kind, Architecture())
+            return Architecture(kind, own.renames, own.packed, own.offset)
         own = _TABLE.get(kind, Architecture(known=False))
         return Architecture(kind, own.renames, own.packed, own.offset, own.norms, own.known, built=True)
 

@@ -100,25 +100,28 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer], architecture: Archi
         if layer.weight is value:
             if not _is_plain(layer) or architecture.packs(layer.name):
                 return []
-            own, view = _names(layer, "weight", architecture), layer.views[0]
+            own, view = names_in_checkpoint(layer, "weight", architecture), layer.views[0]
             transposed = layer.kind not in ("Gather", "Conv") and not reads_transposed(layer.node)
             found.append(ModuleTensor(own, value, view, transposed, layer.kind))
             readers = max(readers, layer.readers)
-        elif _bias(layer) is value:
+        elif bias_of(layer) is value:
             if layer.parts or not _is_added_once(layer):
                 return []
-            found.append(ModuleTensor(_names(layer, "bias", architecture), value, value, kind=layer.kind))
+            found.append(ModuleTensor(names_in_checkpoint(layer, "bias", architecture), value, value, kind=layer.kind))
             readers = max(readers, len(value.uses()))
     if found:
         return found if readers <= len(found) else []
     paths = (str(value.name),) if origin_of(str(value.name)) is NameOrigin.MODULE else module_paths(value)
-    is_vector = len(dimensions(value) or ()) == 1 and len(read_through_identity(value)) == 1
-    if not is_vector or len(paths) != 1 or "." not in paths[0]:
+    reading = read_through_identity(value)
+    if len(dimensions(value) or ()) != 1 or len(reading) != 1 or len(paths) != 1 or "." not in paths[0]:
         return []
-    return [ModuleTensor(paths, value, value)]
+    # Exporters compute the sum with the offset of a norm, unless the graph does.
+    is_sum = re.search(r"norm\.weight$", paths[0]) is not None and reading[0][0].op_type != "Add"
+    return [ModuleTensor(paths, value, value, offset=architecture.offset if is_sum else 0.0)]
 
 
-def _names(layer: Layer, word: str, architecture: Architecture) -> tuple[str, ...]:
+def names_in_checkpoint(layer: Layer, word: str, architecture: Architecture) -> tuple[str, ...]:
+    """Return the names of the weight or bias of a layer, the checkpoint's first."""
     replaced = layer.node.metadata_props.get(REPLACED_WEIGHT, "")
     module = in_checkpoints(module_of(layer.node.name or "", layer.node.metadata_props))
     if origin_of(replaced) is NameOrigin.MODULE:
@@ -137,7 +140,7 @@ def _is_plain(layer: Layer) -> bool:
     return layer.bits >= 16 and not layer.parts and layer.node.attributes.get_float("alpha", 1.0) == 1
 
 
-def _bias(layer: Layer) -> ir.Value | None:
+def bias_of(layer: Layer) -> ir.Value | None:
     """Return the initializer that a layer adds."""
     if layer.y is layer.product:
         return layer.inner_bias
@@ -225,7 +228,7 @@ def _siblings(tensor: ModuleTensor, module: str, layers: Sequence[Layer]) -> dic
         return found
     if tensor.kind and tensor.word == "weight":
         layer = next(one for one in layers if one.weight is tensor.initializer and one.kind == tensor.kind)
-        bias, size, end = _bias(layer), layer.outputs, layer.y
+        bias, size, end = bias_of(layer), layer.outputs, layer.y
         scale = 1.0 if _is_added_once(layer) else layer.node.attributes.get_float("beta", 1.0)
     elif tensor.kind:
         return found

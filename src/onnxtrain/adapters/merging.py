@@ -101,7 +101,7 @@ class _Merged:
         after = np.array(before, np.promote_types(before.dtype, np.float32), order="C")
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # non-finite values are refused below
             for target, entry in self._adapted:
-                _add(target, entry, after)
+                add_to_weight(target, entry, after)
             made, error = _stored(layer, after)
         overflowing = [one for one, array in made.items() if _overflows(array, before)]
         if overflowing or (is_quantized(layer) and _overflows(after, before)):
@@ -123,7 +123,7 @@ def _overflows(array: Array, before: Array) -> bool:
     return not np.isfinite(wide).all() and bool(np.isfinite(before.astype(np.float64)).all())
 
 
-def _add(target: Target, entry: Entry, weight: Array) -> None:
+def add_to_weight(target: Target, entry: Entry, weight: Array) -> None:
     """Add an adapter to the weight of its layer, in place."""
     layer, own, delta = target.layer, target.of_weight(weight), entry.delta()
     if "alpha" in layer.node.attributes:  # of Gemm: y = alpha x W

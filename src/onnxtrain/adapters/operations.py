@@ -17,13 +17,12 @@ from onnxtrain.adapters.base_model import BaseModel
 from onnxtrain.adapters.checkpoint import Checkpoint
 from onnxtrain.adapters.emit import with_adapters
 from onnxtrain.adapters.files import SUFFIX, element_types, is_adapter_path, read_adapter, write_file
-from onnxtrain.adapters.layers import Target, find_layers
+from onnxtrain.adapters.layers import Target
 from onnxtrain.adapters.merging import MOST_LOST, Cost, is_quantized, merged_weights
 from onnxtrain.adapters.peft import write_folder
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 
@@ -72,7 +71,7 @@ def adaptable_layers(model: Model) -> list[AdaptableLayer]:
             str(layer.weight.name),
             tuple(part.name for part in layer.parts),
         )
-        for layer in find_layers(infer_shapes(ModelFile.load(model).training_model()))
+        for layer in BaseModel.of(ModelFile.load(model)).layers
     ]
 
 

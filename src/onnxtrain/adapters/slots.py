@@ -20,6 +20,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.operands import Value
+from onnxtrain.model_file.exporters import optimum
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 
@@ -71,6 +72,11 @@ def add_slots(
             become an input.
     """
     file = ModelFile.load(model)
+    if any(value.name == optimum.BRANCH for value in file.proto.graph.input):
+        raise OptionError(
+            "The layers of a merged decoder (use_cache_branch) are in the branches of an If, where slots cannot be; "
+            "merge the adapter into the model (merge_adapter)."
+        )
     given = [adapter] if isinstance(adapter, str | os.PathLike) else adapter
     if given is not None and not given:
         raise OptionError("adapter is an empty list; give one adapter or several, or targets=.")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.commands import COMMANDS
 from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, flag, grouped
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.formatting import count
@@ -19,8 +20,9 @@ HELP = "Merge adapters into a model, convert, add or inspect them, or give a mod
 EXAMPLES = """\
 Examples
 
-  A model that computes the same without the adapter:
+  A model that computes the same without the adapter, or a checkpoint of transformers:
     onnxtrain adapter merge model.onnx tuned.onnx_adapter -o merged.onnx
+    onnxtrain adapter merge model.onnx tuned.onnx_adapter -o checkpoint
 
   A model that takes adapters at run time:
     onnxtrain adapter slots model.onnx -o slots.onnx
@@ -61,8 +63,8 @@ class AdapterFlags:
     requantize: bool = flag(False, "merge: quantize quantized weights again, with new scales; reports the loss.")
     base_model: str | None = flag(
         None,
-        "to-peft: the PyTorch model, a folder or a name on the Hugging Face Hub, that PEFT's AutoPeftModel "
-        "classes load.  [default: by config.json beside the model]",
+        "to-peft, merge into a folder: the PyTorch model, a folder (or for to-peft a name on the Hugging Face Hub)."
+        "  [default: by config.json beside the model]",
         metavar="NAME",
     )
     weights: str | None = flag(
@@ -94,6 +96,8 @@ class AdapterFlags:
             value = getattr(self, name)
             if value is None or value is False:
                 continue
+            if name == "base_model" and action == "merge" and output is not None and not output.suffix:
+                continue  # a checkpoint of transformers
             if action != taker:
                 raise OptionError(f"{flags.flag_of(name)} is for {taker}, not for {action}; leave it out.")
             if taker == "slots" and adapter is not None:
@@ -138,6 +142,9 @@ def command(
         return
     output = settings.output
     assert output is not None
+    if action == "merge" and not output.suffix:
+        COMMANDS["checkpoint"].command(model, adapter, output=output, base_model=settings.base_model)
+        return
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),

@@ -322,7 +322,7 @@ def check_columns(columns: Sequence[Column], data: str, *, whole: bool = False) 
                 f"{data} has no tokens: {column.subject} has shape {column.array.shape}; a row needs at least one."
             ).about(column.subject, got=column.array.shape)
     check_symbols((column.spec, column.array.shape, column.subject) for column in columns)
-    return len(rows[0].array)
+    return len(rows[-1 if whole else 0].array)  # the targets stand last
 
 
 def checked_batch_size(batch_size: SupportsIndex) -> int:

@@ -85,7 +85,12 @@ class TensorSpec:
     time_of: str | None = None
 
     def check_cut(self, cure: str) -> None:
-        """Refuse to cut arrays along their first axis where that is time."""
+        """Refuse to cut arrays along their first axis where that is time, or none of examples."""
+        if self.time_of == "":
+            raise DataError(
+                f"The first axis of the input {self.name!r} is not the axis of examples, so that data cannot be cut "
+                f"into batches or shuffled along it; {cure}."
+            ).about(self.name)
         if self.time_of is not None:
             raise DataError(
                 f"The first axis of the input {self.name!r} is the time of {self.time_of}, not the axis of examples, "
@@ -112,7 +117,7 @@ class TensorSpec:
 
 
 def time_first(specs: Iterable[TensorSpec]) -> TensorSpec | None:
-    """Return the first input whose first axis is time; ``None`` without one."""
+    """Return the first input whose first axis is time, or none of examples; ``None`` without one."""
     return next((spec for spec in specs if spec.time_of is not None), None)
 
 
@@ -231,7 +236,7 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str, *, whole
             f"{subject} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
             f"{spec.describe_shape()}.{spec.hint}"
         ).about(subject, got=shape, wanted=spec.shape)
-    for axis in range(0 if spec.common or spec.time_of or whole else 1, len(shape)):
+    for axis in range(0 if spec.common or spec.time_of is not None or whole else 1, len(shape)):
         if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
             raise DataError(
                 f"{subject} has shape {shape}, but the model needs {spec.describe_shape()}: "

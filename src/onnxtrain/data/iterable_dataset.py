@@ -42,7 +42,8 @@ class IterableDataset(Dataset):
         self, source: Iterable[object] | Callable[[], Iterable[object]], wanted: Wanted, *, whole: bool = False
     ) -> None:
         self._source, self._wanted, self._time_first = source, wanted, time_first(wanted.specs)
-        self._whole = whole or self._time_first is not None
+        firsts = {spec.shape[0] for spec in wanted.specs if spec.shape and isinstance(spec.shape[0], str)}
+        self._whole = whole or self._time_first is not None or len(firsts) > 1  # axes of other names are others
         self._form: _Form | None = None  # of the last batch
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in wanted.specs if not spec.beside}

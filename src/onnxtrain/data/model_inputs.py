@@ -51,7 +51,7 @@ class FixedBatch(NamedTuple):
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """Read the fixed batch size of a graph; return ``None`` for a dynamic one, or where an input has time first."""
+        """Read the fixed batch size of a graph; ``None`` for a dynamic one, or where inputs begin with other axes."""
         if any(TIME_FIRST in value.meta for value in graph.inputs):
             return None
         sizes = {

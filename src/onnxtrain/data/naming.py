@@ -212,8 +212,9 @@ class Wanted:
         own = self.without_target([spec for spec in self.specs if spec.name not in targets])
         return {**own.of_batch(inputs, f"the inputs of {subject}")[0], **targets}
 
-    def of_batch(self, item: object, subject: str) -> Matched:
+    def of_batch(self, item: Any, subject: str) -> Matched:
         """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input."""
+        item = item.to_dict() if hasattr(item, "edge_index") else item  # a batch of PyTorch Geometric
         if isinstance(item, Mapping):
             return self.of_names(item, subject)
         if isinstance(item, tuple) or (isinstance(item, list) and not is_array_like(item)):
@@ -376,7 +377,8 @@ def is_array_like(value: object) -> bool:
 
 def is_batch_list(source: list[object] | tuple[object, ...]) -> bool:
     """Return whether a list holds batches, not arrays."""
-    return bool(source) and all(isinstance(item, Mapping | list | tuple) and not is_array_like(item) for item in source)
+    found = (isinstance(item, Mapping | list | tuple) or hasattr(item, "edge_index") for item in source)
+    return bool(source) and all(found) and not any(map(is_array_like, source))
 
 
 def _named(arrays: Sequence[object], specs: Sequence[TensorSpec]) -> dict[str, object]:

@@ -99,6 +99,8 @@ def _arrays(source: object, wanted: Wanted) -> Dataset | None:
     else:
         found = wanted.of_positions(source, name)
     inputs = [spec for spec in specs if not spec.beside]
+    if any(spec.time_of == "" for spec in inputs):  # nothing to cut: one ready batch
+        return IterableDataset([found[0] if found[1] is None else found], wanted)
     return ArrayDataset(*wanted.joined(found, name), specs=inputs, name=name)
 
 

@@ -136,10 +136,11 @@ class Builder:
         scope = self.scope if self._outer is None else self.prefix + self.scope
         while (name := f"{scope}/{operator}_{self._counter}") in self._names():
             self._counter += 1
+        self._names().add(name)
         return name
 
     def _names(self) -> set[str | None]:
-        """The names of the nodes that the graph had at the first call, which many builders never make."""
+        """The names of the nodes that the graph had at the first call, and of those of all builders that share them."""
         if self._node_names is None:
             self._node_names = {node.name for node in self.graph}
         return self._node_names

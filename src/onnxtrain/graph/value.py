@@ -33,7 +33,8 @@ COMMON = "onnxtrain.common"
 
 
 TIME_FIRST = "onnxtrain.time_first"
-"""Metadata key of an input whose first axis is time: the node that steps along it, in words, and the batch axis."""
+"""Metadata key of an input whose first axis is not that of examples: the node that steps along it as time, in words, or
+an empty text for nodes of a graph, tokens of bags and layers of a state; and the batch axis."""
 
 
 PIXELS = "onnxtrain.pixels"

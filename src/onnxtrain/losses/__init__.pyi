@@ -30,6 +30,7 @@ from onnxtrain.losses.focal_losses import BinaryFocal as BinaryFocal
 from onnxtrain.losses.focal_losses import Focal as Focal
 from onnxtrain.plugins.detection.losses import DETR as DETR
 from onnxtrain.plugins.detection.losses import YOLO as YOLO
+from onnxtrain.plugins.text.policy_loss import GRPO as GRPO
 from onnxtrain.plugins.text.preference_losses import DPO as DPO
 from onnxtrain.plugins.text.preference_losses import KTO as KTO
 from onnxtrain.plugins.text.preference_losses import ORPO as ORPO

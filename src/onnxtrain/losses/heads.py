@@ -41,7 +41,7 @@ from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.probabilities import Scores
 from onnxtrain.lowering.logits import find_head
 from onnxtrain.lowering.training_info.recipe import LossTerms
-from onnxtrain.metrics.base import MetricInput, NamedMetric
+from onnxtrain.metrics.base import MetricInput, NamedMetric, of_present
 from onnxtrain.runtime.failures import require_shape
 
 
@@ -466,7 +466,7 @@ def metrics_of_heads(heads: Sequence[LossHead], metrics: Metrics) -> list[HeadMe
         head = known[output]
         for metric in head.metrics(listed(given)):
             name = f"{output}_{metric.name}" if len(heads) > 1 else metric.name
-            found.append(HeadMetric(name, head, metric))
+            found.append(HeadMetric(name, head, of_present(metric) if head.form.missing else metric))
     taken = {"loss", *(f"{name}_loss" for name in known if len(heads) > 1)}
     for each in found:
         if each.name in taken:

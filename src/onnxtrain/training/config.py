@@ -221,10 +221,6 @@ def _adaptation(given: object) -> Adaptation | None:
     raise OptionError(f"lora is {given!r}; it needs settings, such as onnxtrain.Lora(rank=8).").about("lora", got=given)
 
 
-def _runtime_options(given: RuntimeOptions | None) -> RuntimeOptions:
-    return given or RuntimeOptions()
-
-
 @dataclass(frozen=True)
 class Flag:
     """Form of an option on the command line."""
@@ -429,7 +425,7 @@ class TrainingConfig:
     runtime: RuntimeOptions = option(
         MISSING,
         "Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.",
-        _runtime_options,
+        lambda given: given or RuntimeOptions(),
         factory=RuntimeOptions,
     )
     precision: Precision = option(

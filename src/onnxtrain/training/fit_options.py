@@ -36,7 +36,8 @@ class FitOptions:
     validation: Source | float = option(
         None,
         "Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction of "
-        "``data`` to hold out: ``0.2``; without ``shuffle`` the last examples.",
+        "``data`` to hold out: ``0.2``; without ``shuffle`` the last examples. Several sets are a mapping from name to "
+        "data; their results are ``val_NAME_loss`` and so on.",
         flag=Flag(
             "Data to evaluate on, or the fraction to hold out: 0.1.",
             group="Data",
@@ -76,6 +77,12 @@ class FitOptions:
         "How often to go through the data.",
         flag=Flag("Passes through the data.", group="Training", common=True),
     )
+    steps_per_epoch: int | None = option(
+        None,
+        "Steps of an epoch; by default the batches of the data. The next epoch goes on where it ended, so that an "
+        "iterator may be endless; data that end begin again.",
+        flag=Flag("Steps of an epoch.  [default: the batches of the data]", group="Training", metavar="STEPS"),
+    )
     batch_size: int = option(
         32,
         "Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed batch size "
@@ -98,7 +105,8 @@ class FitOptions:
     metrics: Metrics = option(
         (),
         'What to measure on the validation data: names (``"accuracy,f1"``, or a list) or functions of (y_true, '
-        "y_pred), which see all data at once; by output where several have losses.",
+        "y_pred), which see all data at once; by output where several have losses. Without validation data they "
+        "measure the training batches, each before its step.",
         flag=Flag(
             "Metrics to measure, such as accuracy,f1. Also auc, top_k(5), r2 and others, or a loss by its name.",
             group="Data",
@@ -200,8 +208,9 @@ class FitOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise OptionError(f"epochs is {self.epochs}; it needs a number of at least 1.")
+        for name, value in (("epochs", self.epochs), ("steps_per_epoch", self.steps_per_epoch)):
+            if value is not None and value < 1:
+                raise OptionError(f"{name} is {value}; it needs a number of at least 1.")
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:

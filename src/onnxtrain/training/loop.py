@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 import time
@@ -151,8 +152,9 @@ class Loop:
         self,
         options: LoopOptions,
         dataset: Dataset,
-        validation: tuple[Dataset, Evaluator] | None,
+        validation: Mapping[str, tuple[Dataset, Evaluator]],
         features: Dataset | None,
+        measuring: Evaluator | None = None,
     ) -> None:
         self._options, self._dataset, self._validation = options, dataset, validation
         self._executor, self._state = options.executor, options.state
@@ -161,15 +163,18 @@ class Loop:
         self._shared = options.executor.share(features or dataset)
         self._shared.check_cut(options.batch_size, shuffle=options.given.shuffle)
         self._evaluated = max(options.batch_size, 64)
-        if validation is not None:
-            validation[0].check_cut(self._evaluated)
+        self._held_out = {f"validation {name}".strip(" _"): held_out for name, (held_out, _) in validation.items()}
+        for held_out in self._held_out.values():
+            held_out.check_cut(self._evaluated)
+        self._measuring, self._of_training = measuring, [each.metric.start() for each in options.metrics]
+        self._stream: Iterator[Batch] | None = None  # goes on from epoch to epoch
         # rank 0 alone reads and writes checkpoints
         self._store = None if self._communicator.rank else options.checkpoints.store
         several = self._communicator.size > 1
         self._identity = self._described() if several or options.checkpoints.store is not None else {}
         # Ranks read batches of unknown content on their own.
         self._compares = several and self._identity["data"]["content"] is None
-        self._count = self._shared.batch_count(options.batch_size) if self._compares else None
+        self._count = options.progress.steps_per_epoch if self._compares else None
         self._position = Position(before=self._state.epochs)
         self._prefetch = Prefetch(threaded=options.given.prefetch)
         self._stopping = Stopping()
@@ -191,7 +196,7 @@ class Loop:
                 "batches": self._count,
                 "epochs before": self._state.epochs,
             }
-            data = {"data": self._dataset, "validation": self._validation and self._validation[0]}
+            data = {"data": self._dataset, **self._held_out}
             self._executor.check_agreement({**self._identity, **asked}, data)
             if self._store is not None:
                 checkpoints.check_new()
@@ -252,6 +257,8 @@ class Loop:
             if not batch.total:
                 continue
             rate = options.rate.follow(options.rates, position.step + position.ahead)
+            if self._measuring is not None and batch.size:
+                self._measuring.add(batch, options.metrics, self._of_training)
             executor.send_signal(self._stopping)
             with self._state.buffers.training("fit", changes=executor.config.divided):
                 loss = executor.step_batch(batch, rate)
@@ -285,13 +292,11 @@ class Loop:
         options, position, objective = self._options, self._position, self._executor.objective
         seed = self._executor.config.seed
         try:
-            read = self._shared.batches(
-                options.batch_size,
-                shuffle=options.given.shuffle,
-                seed=seed,
-                epoch=position.before + position.epoch,
-                start=position.batch,
-            )
+            if (steps := options.given.steps_per_epoch) is None:
+                read = self._read_data(position.before + position.epoch, position.batch)
+            else:
+                self._stream = self._stream or self._endless(position.epoch * steps + position.batch)
+                read = itertools.islice(self._stream, steps - position.batch)
             if options.given.augment is not None:
                 read = augmented(
                     read,
@@ -312,6 +317,19 @@ class Loop:
             where = self._where_to_go_on()
             again = DataError(f"{error} ({where})" if where else str(error))
             raise again.about(error.what, got=error.got, wanted=error.wanted) from error
+
+    def _read_data(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        given, seed = self._options.given, self._executor.config.seed
+        return self._shared.batches(
+            self._options.batch_size, shuffle=given.shuffle, seed=seed, epoch=epoch, start=start
+        )
+
+    def _endless(self, done: int) -> Iterator[Batch]:
+        """Yield the batches of the data again and again, without the first ones."""
+        count = self._shared.batch_count(self._options.batch_size)
+        passes, done = divmod(done, count) if count else (0, done)
+        read = itertools.chain.from_iterable(map(self._read_data, itertools.count(self._position.before + passes)))
+        return itertools.islice(read, done, None)
 
     def _together(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield batches; check that they end for all ranks at once, after each if their number is unknown."""
@@ -336,10 +354,14 @@ class Loop:
         progress.loss = mean.value
         parts = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
         progress.metrics = parts
-        if self._validation is not None:
-            dataset, evaluator = self._validation
+        for prefix, (dataset, evaluator) in self._validation.items():
             measured = evaluator.evaluate(dataset, self._evaluated, options.metrics, self._communicator)
-            progress.metrics |= {VALIDATION + name: value for name, value in measured.items()}
+            progress.metrics |= {f"{VALIDATION}{prefix}{name}": value for name, value in measured.items()}
+        if self._measuring is not None:
+            of_ranks = zip(*self._communicator.gather_objects(self._of_training), strict=True)
+            for each, states in zip(options.metrics, of_ranks, strict=True):
+                progress.metrics[each.name] = each.metric.result(functools.reduce(each.metric.merge, states))
+            self._of_training = [each.metric.start() for each in options.metrics]
         options.callbacks.on_epoch_end(progress)
         self._decide_once()
         self._executor.check_equal_weights()
@@ -382,6 +404,7 @@ class Loop:
     def _described(self) -> dict[str, Any]:
         """Return the settings that a resumed training must share with its checkpoint, and ranks with each other."""
         options, config, names = self._options, self._executor.config, self._options.names
+        sets, steps = {name: each.describe() for name, each in self._held_out.items()}, options.given.steps_per_epoch
         return {
             **describe_settings(config, self._executor.objective),
             **describe_loop(
@@ -398,8 +421,9 @@ class Loop:
             "labels": None if names.labels is None else labels_record(names.labels),
             "columns": {name: list(columns) for name, columns in names.columns.items()},
             "data": self._dataset.describe(),
-            "validation": self._validation and self._validation[0].describe(),
+            "validation": sets.get("validation", sets) or None,
             **({} if config.ema is None else {"measures_ema": options.ema}),
+            **({} if steps is None else {"steps_per_epoch": steps}),
         }
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -573,7 +597,7 @@ def fixed_batch_hints(executor: Executor, dataset: Dataset, batch_size: int) -> 
     )
 
 
-def steps_per_epoch(executor: Executor, dataset: Dataset, size: int) -> int | None:
+def steps_of_epoch(executor: Executor, dataset: Dataset, size: int) -> int | None:
     """Return the number of steps of an epoch; ``None`` for a dataset of unknown size."""
     fixed = executor.objective.fixed_batch
     if fixed is not None and executor.objective.loss is None and dataset.size is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
@@ -14,7 +14,7 @@ import onnx
 from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import names_of_checkpoint
 from onnxtrain.data.labels import doubts
-from onnxtrain.data.naming import NoSuchArrayError, TargetNames
+from onnxtrain.data.naming import NoSuchArrayError, TargetNames, is_array_like, is_frame
 from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.editing.working_copy.adaptation import Adaptation
@@ -275,6 +275,7 @@ class Trainer(TrainedModel):
         sample_weight: Any = None,
         target: TargetNames | None = None,
         epochs: int = 1,
+        steps_per_epoch: int | None = None,
         batch_size: int = 32,
         schedule: str | Schedule | None = None,
         metrics: Metrics = (),
@@ -309,7 +310,8 @@ class Trainer(TrainedModel):
                 iterator of dictionaries, or an :class:`onnxtrain.text.ChatData`.
             y: The targets, where ``data`` has none; by output where several have losses.
             validation: Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction
-                of ``data`` to hold out: ``0.2``; without ``shuffle`` the last examples.
+                of ``data`` to hold out: ``0.2``; without ``shuffle`` the last examples. Several sets are a mapping from
+                name to data; their results are ``val_NAME_loss`` and so on.
             sample_weight: One weight per example [N], at least 0, or the name of the array or column of ``data`` that
                 has them. The loss is the mean over the examples of weight times loss, as in Keras; so weights of
                 another mean are a learning rate of another size. The validation loss is weighted where its examples
@@ -319,13 +321,16 @@ class Trainer(TrainedModel):
                 Several columns, ``"width,height"`` or a list, are one target [N, columns]; a mapping has those of each
                 output.
             epochs: How often to go through the data.
+            steps_per_epoch: Steps of an epoch; by default the batches of the data. The next epoch goes on where it
+                ended, so that an iterator may be endless; data that end begin again.
             batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
                 batch size has its own, times the micro-batches of the trainer; a hint says so.
             schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an object
                 of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from the
                 trainer's learning rate.
             metrics: What to measure on the validation data: names (``"accuracy,f1"``, or a list) or functions of
-                (y_true, y_pred), which see all data at once; by output where several have losses.
+                (y_true, y_pred), which see all data at once; by output where several have losses. Without validation
+                data they measure the training batches, each before its step.
             shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
             callbacks: Called at the ends of steps and epochs.
             progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a
@@ -382,7 +387,7 @@ class Trainer(TrainedModel):
             examples_per_step,
             fixed_batch_hints,
             shown_progress,
-            steps_per_epoch,
+            steps_of_epoch,
         )
 
         options = FitOptions.of(locals())
@@ -397,21 +402,21 @@ class Trainer(TrainedModel):
         if checkpoints.resume:
             self._take_names(checkpoints)
         self.data_adapter.paired = -(-batch_size // self.config.accumulate)
-        dataset, validated = self._open_fit_data(data, y, options, ema=ema)
+        dataset, held_out = self._open_fit_data(data, y, options, ema=ema)
         size = examples_per_step(self.executor, dataset, batch_size)
         self._warn_once(*(() if rank else fixed_batch_hints(self.executor, dataset, batch_size)))
-        per_epoch = steps_per_epoch(self.executor, dataset, size)
+        per_epoch = steps_per_epoch or steps_of_epoch(self.executor, dataset, size)
         rates = self._schedule(schedule, epochs, per_epoch)
         measured = self.objective.resolve_metrics(metrics)
         check_numbers(measured)
         features = self._features(dataset, size, augment) if cache_features else None
-        history = History()
+        history, own, of_training = History(), self.objective, not held_out and not are_none(metrics)
         if best is not None and save_best is not None:
             callbacks = [*callbacks, SaveBest(best, save_best)]
         if folder is not None:
             callbacks = [*callbacks, folder]
             folder.writes = not rank
-            folder.describe(history, self, dataset, validated and validated[0], size, schedule)
+            folder.describe(history, self, dataset, next((each for each, _ in held_out.values()), None), size, schedule)
         listeners = CallbackList([history, *callbacks, *([] if rank else shown_progress(progress, callbacks))])
         listeners.silent = rank > 0
         loop = Loop(
@@ -429,6 +434,7 @@ class Trainer(TrainedModel):
                     steps_per_epoch=per_epoch,
                     learning_rate=self.learning_rate,
                     batch_size=size,
+                    first_set=next(iter(held_out), ""),
                     trainer=self,
                 ),
                 batch_size=size,
@@ -436,8 +442,9 @@ class Trainer(TrainedModel):
                 checkpoints=checkpoints,
             ),
             dataset,
-            validated,
+            held_out,
             features,
+            self._evaluator(own.forms, False, own.weights is not None, own.packed) if of_training else None,
         )
         self.executor.use_features(wanted=cache_features)
         try:
@@ -486,26 +493,24 @@ class Trainer(TrainedModel):
         options: FitOptions,
         *,
         ema: bool,
-    ) -> tuple[Dataset, tuple[Dataset, Evaluator] | None]:
-        """Open the training data, and the validation data with the evaluator that measures them."""
+    ) -> tuple[Dataset, dict[str, tuple[Dataset, Evaluator]]]:
+        """Open the training data, and the validation data by name with the evaluators that measure them."""
         validation, target, sample_weight = options.validation, options.target, options.sample_weight
-        if validation is None and not are_none(options.metrics):
+        if validation is None and options.cache_features and not are_none(options.metrics):
             raise OptionError("metrics are measured on validation data; give validation=.")
         dataset = self.open_data(data if y is None else (data, y), target=target, sample_weight=sample_weight)
         if isinstance(validation, float | int):
             dataset, validation = split_validation(dataset, validation, self.config.seed, shuffle=options.shuffle)
-        if validation is None:
-            return dataset, None
-        evaluator: Evaluator | None = None
-        if isinstance(sample_weight, str) and not isinstance(validation, Dataset):
-            with contextlib.suppress(NoSuchArrayError):  # then the validation data are not weighted
-                evaluator, held_out = self.open_for_evaluation(
-                    validation, target=target, ema=ema, sample_weight=sample_weight
-                )
-        if evaluator is None:
-            evaluator, held_out = self.open_for_evaluation(validation, target=target, ema=ema)
-        evaluator.check(held_out)
-        return dataset, (held_out, evaluator)
+        found = {}
+        for name, source in _named_sets(validation, {spec.name for spec in self.objective.inputs}).items():
+            opened: tuple[Evaluator, Dataset] | None = None
+            if isinstance(sample_weight, str) and not isinstance(source, Dataset):
+                with contextlib.suppress(NoSuchArrayError):  # then the validation data are not weighted
+                    opened = self.open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
+            evaluator, held_out = opened or self.open_for_evaluation(source, target=target, ema=ema)
+            evaluator.check(held_out)
+            found[name] = held_out, evaluator
+        return dataset, found
 
     def _schedule(self, schedule: str | Schedule | None, epochs: int, per_epoch: int | None) -> Schedule:
         from onnxtrain.training.schedules import resolve_schedule, vanishing_hint
@@ -541,6 +546,14 @@ class Trainer(TrainedModel):
             recorded = adapter.recorded if name is None else ()
             self._warn_once(*doubts(adapter.labels_of(name) or (), heads[name].classes, recorded))
         return dataset
+
+
+def _named_sets(validation: Source, inputs: Set[str]) -> dict[str, Source]:
+    """Return validation data with the prefix of their results: several sets of a mapping by name, or one."""
+    named = isinstance(validation, Mapping) and validation and not inputs & validation.keys()
+    if named and not any(is_array_like(each) and not is_frame(each) for each in validation.values()):
+        return {f"{name}_": each for name, each in validation.items()}
+    return {} if validation is None else {"": validation}
 
 
 def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:

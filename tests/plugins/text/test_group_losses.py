@@ -124,6 +124,23 @@ def ranknet(w, weights):
     return total / count
 
 
+SAMPLED = (LABELS[:, 0, 1:] != -100).astype(np.float32)
+ADVANTAGES = np.array([[1.5], [-0.7], [0.4], [-1.2]], np.float32) * SAMPLED
+OLD = np.where(np.arange(N)[:, None] == 3, 1, RANDOM.normal(size=(N, T - 1)) / 2 - 2).astype(np.float32)
+"""The log-probabilities of the last answer are those of the step itself."""
+BEFORE = (RANDOM.normal(size=(N, T - 1)) / 2 - 2).astype(np.float32)
+
+
+def grpo(w, weights, beta=0.0, epsilon=0.2, temperature=1.0, loss_type="dapo", at=None):
+    p, fixed = (answers(each / temperature, IDS[:, 0], LABELS[:, 0]) for each in (w, w if at is None else at))
+    ratio = np.exp(p - np.where(OLD > 0, fixed, OLD))
+    terms = -np.minimum(ratio * ADVANTAGES, np.clip(ratio, 1 - epsilon, 1 + epsilon) * ADVANTAGES)
+    terms = (terms + beta * (np.exp(BEFORE - p) - (BEFORE - p) - 1)) * SAMPLED
+    if loss_type == "grpo":
+        return (weights * terms.sum(1) / SAMPLED.sum(1)).mean()
+    return (weights * terms.sum(1)).sum() / SAMPLED.sum()
+
+
 TOKENS = {"input_ids": IDS, "labels": LABELS}
 COUNTS = np.concatenate([(LABELS[..., 1:] != -100).sum(-1), (WHOLE[:, 1:] != -100).sum(-1)[:, None]], axis=1).astype(
     np.float32
@@ -140,6 +157,15 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], Data, Callable[..., Any], 
     ),
     "reward": (scorer, ({"x": FEATURES[:, :2]}, MARGIN), reward, [{"center": 0.1}]),
     "multiple_negatives": (lambda: scorer(2), ({"x": FEATURES}, QUERIES), multiple_negatives, [{"scale": 3.0}]),
+    "grpo": (
+        language_model,
+        (
+            {"input_ids": IDS[:, :1], "labels": LABELS[:, :1]},
+            np.pad(np.stack([SAMPLED, ADVANTAGES, OLD, BEFORE], 1), ((0, 0), (0, 0), (0, 1))),
+        ),
+        grpo,
+        [{"beta": 0.7}, {"epsilon": 0.6}, {"temperature": 0.5}, {"loss_type": "grpo"}],
+    ),
     "listnet": (scorer, ({"x": FEATURES}, RELEVANCE), listnet, []),
     "ranknet": (scorer, ({"x": FEATURES}, RELEVANCE), ranknet, []),
 }
@@ -171,7 +197,7 @@ def test_loss_and_gradient_are_the_formulas(name, options, weighted):
     found = trainer.train_step(inputs, targets, WEIGHTS if weighted else None)
     expected = formula(w, weights, **options)
     assert found == pytest.approx(expected, rel=1e-5)
-    more = {"at": w} if name == "kto" else {}
+    more = {"at": w} if name in ("kto", "grpo") else {}
     gradient = np.zeros_like(w)
     for index in np.ndindex(*w.shape):
         moved = np.zeros_like(w)

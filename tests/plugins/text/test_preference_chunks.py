@@ -26,13 +26,14 @@ DATA = {
     "dpo": ({"labels": LABELS}, REFERENCE),
     "orpo": ({"labels": LABELS, "chosen_labels": WHOLE}, COUNTS),
     "kto": ({"labels": LABELS}, JUDGED),
+    "grpo": ({"labels": LABELS[:, :1]}, np.stack([np.pad(LABELS[:, 0, 1:] != -100, ((0, 0), (0, 1)))] * 4, 1) - 0.5),
 }
 
 
 def trained(given, name, chunk, weights=None, dtype=np.float32, **options):
     """Return the losses of two steps, the metrics and the predictions after them, and the parameters."""
     inputs, targets = DATA[name]
-    inputs = {"x": X.astype(dtype), **inputs}
+    inputs = {"x": X[:, : LOSSES[name].rows].astype(dtype), **inputs}
     trainer = onnxtrain.Trainer(given, loss=LOSSES[name](chunk=chunk), optimizer="sgd(lr=0.5)", **options)
     losses = [trainer.train_step(inputs, targets, weights) for _ in range(2)]
     found = trainer.evaluate(inputs, targets, batch_size=3)

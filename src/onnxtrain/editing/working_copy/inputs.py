@@ -177,6 +177,7 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
 def mark_first_axes(graph: ir.Graph) -> None:
     """Record the inputs whose first axis is not the batch axis: time, or the first of a value for all examples."""
     _mark_time(graph)
+    _mark_numbered(graph)
     _mark_common(graph)
 
 
@@ -225,7 +226,7 @@ def _last_step(graph: ir.Graph, axes: BatchAxes, steps: int) -> ir.Node | None:
     elements: dict[ir.Value, int] = {}
     states: dict[ir.Value, tuple[int, bool]] = {}  # its elements; whether it was multiplied after the last
     for node in graph:
-        read = [value for value in node.inputs if value is not None]
+        read = [each for each in (node.inputs[:1] if node.op_type in RECURRENT else node.inputs) if each is not None]
         picked = _picked(node, axes, steps)
         if picked:
             found = dict(zip(node.outputs, picked, strict=False))
@@ -275,15 +276,57 @@ def _sizes(axes: BatchAxes, value: ir.Value) -> set[Dimension]:
     return {_size(axes, each) for each in (value, *(out for node in readers for out in node.outputs)) if each in axes}
 
 
+_NUMBERS: Final = (
+    "Add Cast Concat Expand Gather GatherND Identity Reshape Slice Split Squeeze Transpose Unsqueeze Where"
+)
+"""Operators behind which the integers of an input still number rows."""
+
+_ROWS: Final = {"Gather": 0, "GatherElements": 0, "GatherND": 0, "Slice": 0, "ScatterElements": 2, "ScatterND": 2}
+"""Operators that pick, cut or add up rows by integers, and the slot of the rows."""
+
+
+def _mark_numbered(graph: ir.Graph) -> None:
+    """Record the inputs whose rows an integer input numbers or bounds: nodes by edges or graphs, tokens by offsets."""
+    integers, known = (ir.DataType.INT32, ir.DataType.INT64, None), _NUMBERS.split()
+    numbers = {value for value in graph.inputs if value.dtype in integers}
+    picked: list[tuple[ir.Value, int]] = []
+    for node in all_nodes(graph) if numbers else ():
+        picked += [rows for index in node.inputs[1:3] if index in numbers for rows in _rows(node, index)]
+        if node.op_type in known and any(value in numbers for value in node.inputs):
+            numbers.update(value for value in node.outputs if value.dtype in integers)
+    for value in graph.inputs if picked else ():
+        own = BatchAxes({value: BatchAxis(0)}, (dimensions(value) or (None,))[0]).follow(graph)
+        found = [rows for rows, axis in picked if rows in own and own[rows].axis == axis]
+        if value in found or any(_size(own, rows) in _sizes(own, value) - {None} for rows in found):
+            value.meta[TIME_FIRST] = "", 0
+
+
+def _rows(node: ir.Node, index: ir.Value | None) -> Iterator[tuple[ir.Value, int]]:
+    """Yield the value whose rows a node picks, cuts or adds up by an index, and their axis."""
+    rows = node.inputs[_ROWS[node.op_type]] if node.op_type in _ROWS else None
+    given = constant_ints(node.inputs[3]) if node.op_type == "Slice" and len(node.inputs) > 3 else None
+    axes = given or [integer(node, "axis", 0) + integer(node, "batch_dims", 0)]
+    of_one_axis = len(axes) == 1 and (not node.op_type.endswith("ND") or (dimensions(index) or (0,))[-1] == 1)
+    if rows is not None and rows is not index and dimensions(rows) and of_one_axis:
+        yield rows, axes[0] % len(dimensions(rows) or ())
+
+
 def _mark_common(graph: ir.Graph) -> None:
-    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, which others declare."""
+    """Record the inputs whose first axis has a fixed size and never becomes the batch axis, as a later one may."""
     others = [value for value in graph.inputs if TIME_FIRST not in value.meta]
     sizes = {value: shape[0] for value in others if (shape := dimensions(value))}
-    fixed = {value: size for value, size in sizes.items() if isinstance(size, int) and size > 1}
-    if not fixed or all(isinstance(size, int) for size in sizes.values()):
+    fixed = {value: size for value, size in sizes.items() if isinstance(size, int)}
+    batch = BatchAxes.of_inputs(graph, None)
+    if not fixed or not batch:
         return
-    batch = BatchAxes.of_inputs(graph, None).follow(graph)
+    batch.follow(graph)
     for value, size in fixed.items():
+        for axis in [axis for axis, each in enumerate(dimensions(value) or ()) if not isinstance(each, int)]:
+            own = BatchAxes({value: BatchAxis(axis)}, None).follow(graph)
+            if any(found == batch.get(reached) for reached, found in own.items()):  # as in a state of layers
+                value.meta[TIME_FIRST] = "", axis
+        if size == 1 or TIME_FIRST in value.meta:
+            continue
         own = BatchAxes({value: BatchAxis(0)}, size).follow(graph)
         is_followed = all(dimensions(reached) is not None for reached in own)
         if is_followed and not any(

@@ -302,7 +302,8 @@ def _offset_of(node: ir.Node, varying: set[ir.Value]) -> int:
     if node.op_type == "Range" and inputs[1] in varying:
         start = _integers(inputs[0])
         return 0 if start is None else _largest_shift(node.outputs[0], int(start[0]))
-    if node.op_type == "Gather" and inputs[0] not in varying and _is_table(inputs[0]):
+    table = inputs[0] if node.op_type == "Gather" and inputs[0] not in varying else None
+    if table is not None and is_float(table) and len(dimensions(table) or ()) == 2:
         return _start_of_positions(inputs[1])
     if node.op_type == "RotaryEmbedding" and len(inputs) > 3:
         return _start_of_positions(inputs[1 if node.domain else 3])
@@ -331,10 +332,6 @@ def _largest_shift(positions: ir.Value, start: int) -> int:
                 strict = (node.op_type, slot) in (("Less", 1), ("Greater", 0))  # key < position + 1: key <= position
                 largest = max(largest, offset - strict)
     return largest
-
-
-def _is_table(value: ir.Value | None) -> bool:
-    return value is not None and is_float(value) and len(dimensions(value) or ()) == 2
 
 
 def _start_of_positions(value: ir.Value | None) -> int:

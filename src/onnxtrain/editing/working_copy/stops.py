@@ -64,7 +64,9 @@ def _detached(nodes: list[ir.Node], call: str, known: set[str | None]) -> list[t
         (node, slot, value)
         for node in nodes
         for slot, value in enumerate(node.inputs)
-        if value is not None and value not in inner and (value.name in names or not _is_number(value))
+        if value is not None
+        and value not in inner
+        and (value.name in names or declared_kind(value) in BEGINNINGS or not value.is_initializer())
     ]
     if len(read) == len(names) and all(
         name_in_program(value) == name for (_, _, value), name in zip(read, names, strict=True) if name in known
@@ -77,11 +79,6 @@ def _detached(nodes: list[ir.Node], call: str, known: set[str | None]) -> list[t
         return None
     named = {value for _, _, value in read if is_detached(name_in_program(value))}
     return [(node, slot) for node, slot, value in read if value in named or (gone and value in unknown)]
-
-
-def _is_number(value: ir.Value) -> bool:
-    """Return whether an initializer is a number of the call, which the exporter wrote."""
-    return value.is_initializer() and declared_kind(value) not in BEGINNINGS
 
 
 def _pass_as_embedding(graph: ir.Graph, node: ir.Node, following: ir.Node | None, padding: int, *, share: bool) -> None:

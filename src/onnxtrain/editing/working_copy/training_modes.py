@@ -75,9 +75,9 @@ def set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
 def find_layers(model: ir.Model) -> LayerCounts:
     """Count the layers of a model, including bodies and every call of a function."""
     found = list(_applied(model, model.graph, nested=False))
-    dropouts = [(node, nested) for node, nested in found if is_dropout(node) and _ratio(node) != 0]
+    dropouts = [(node, nested) for node, nested in found if is_dropout(node) and _setting(node, 1, 0.5) != 0]
     norms = [(node, nested) for node, nested in found if is_batch_norm(node) and not computes_statistics(node)]
-    dropping = [_drops(node) for node, _ in dropouts]
+    dropping = [_setting(node, 2, False) for node, _ in dropouts]
     return LayerCounts(
         dropouts=len(dropouts),
         dropping=dropping.count(True),
@@ -119,22 +119,11 @@ def _applied(model: ir.Model, graph: ir.Graph | ir.Function, *, nested: bool) ->
             yield from _applied(model, inner, nested=True)
 
 
-def _ratio(node: ir.Node) -> float | None:
-    """Return the dropout ratio; ``None`` where it is not known."""
-    value = node.inputs[1] if len(node.inputs) > 1 else None
-    if value is None:
-        return 0.5
-    array = constant_array(behind_identity(value))
+def _setting(node: ir.Node, slot: int, default: float) -> float | None:
+    """Return the number that a node reads; ``None`` where it is not known."""
+    value = node.inputs[slot] if len(node.inputs) > slot else None
+    array = constant_array(behind_identity(value)) if value is not None else np.array(default)
     return None if array is None else float(array.reshape(-1)[0])
-
-
-def _drops(node: ir.Node) -> bool | None:
-    """Return whether the file activates a Dropout node; ``None`` where it is not known."""
-    value = node.inputs[2] if len(node.inputs) > 2 else None
-    if value is None:
-        return False
-    array = constant_array(behind_identity(value))
-    return None if array is None else bool(array.any())
 
 
 def normalizes_batches(node: ir.Node) -> bool:

@@ -12,6 +12,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
+from onnxtrain.operators.registry import OPTIMIZERS
 
 OPERATOR = "Elementwise"
 
@@ -24,7 +25,7 @@ WRITTEN: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "Celu": ("Div x alpha; Exp s0; Sub s1 1; Mul s2 alpha; Less x 0; Where s4 s3 x", {"alpha": 1}),
     "Elu": ("Exp x; Sub s0 1; Mul s1 alpha; Less x 0; Where s3 s2 x", {"alpha": 1}),
     "HardSigmoid": ("Mul x alpha; Add s0 beta; Min s1 1; Relu s2", {"alpha": 0.2, "beta": 0.5}),
-    "HardSwish": ("Div x 6; Add s0 0.5; Min s1 1; Relu s2; Mul x s3", {}),
+    "HardSwish": ("Mul x 0.16666666666666666; Add s0 0.5; Min s1 1; Relu s2; Mul x s3", {}),
     "LeakyRelu": ("Mul x alpha; Less x 0; Where s1 s0 x", {"alpha": 0.01}),
     "Selu": (
         "Exp x; Sub s0 1; Mul s1 alpha; Less x 0; Where s3 s2 x; Mul s4 gamma",
@@ -77,7 +78,7 @@ class _Chains:
         if last not in self.fitting or _is_truth(match.y):
             return "it is not elementwise in one shape"
         chain = self._grown(last)
-        if len(chain) == 1 and last.op_type not in _ALONE:
+        if len(chain) == 1 and (last.op_type not in _ALONE or _masks_gradient(match.y)):
             return "no other node fits before it"
         if all(_is_truth(value) or dimensions(value) != dimensions(match.y) for value in _inputs(chain, chain)):
             return "no number that it reads has the shape of the result"
@@ -117,6 +118,11 @@ class _Chains:
         return kept > 1
 
 
+def _masks_gradient(value: ir.Value) -> bool:
+    """Return whether an optimizer reads a value: its update applies the mask."""
+    return any(reader.op_type in OPTIMIZERS for reader in value.consumers())
+
+
 def _computes(node: ir.Node) -> bool:
     """Return whether a node takes memory: whether it is no elementwise one, and has a tensor of floats."""
     return bool(node.domain) or (node.op_type not in _ELEMENTWISE and any(is_float(value) for value in node.outputs))
@@ -133,9 +139,9 @@ def _emit(op: Builder, match: Match) -> Value:
     for node in chain:
         total, *others = [names[value] for value in node.inputs if value is not None]
         if node.op_type in WRITTEN:
-            first = len(steps)
-            for operator, *words in _written(node):
-                read = {"x": total} | {f"s{place}": f"s{first + place}" for place in range(len(steps) - first)}
+            start = len(steps)
+            for operator, words in _written(node):
+                read = {"x": total} | {f"s{place}": f"s{start + place}" for place in range(len(steps) - start)}
                 steps.append(" ".join([operator, *(read[w] if isinstance(w, str) else names[w] for w in words)]))
         elif node.op_type != "Sum":
             steps.append(" ".join([node.op_type, total, *others]))
@@ -150,12 +156,12 @@ def _emit(op: Builder, match: Match) -> Value:
     return emit(op, OPERATOR, *given, *constants, like=[None], program=";".join(steps))[0]
 
 
-def _written(node: ir.Node) -> list[list[str | float]]:
+def _written(node: ir.Node) -> list[tuple[str, list[str | float]]]:
     """The steps of an operator that a chain has as several: operator and operands, of which some are numbers."""
     text, defaults = WRITTEN[node.op_type]
     given = {name: node.attributes.get_float(name, default) for name, default in defaults.items()}
     steps = [step.split() for step in text.split(";")]
-    return [[operator, *(_operand(word, given) for word in words)] for operator, *words in steps]
+    return [(operator, [_operand(word, given) for word in words]) for operator, *words in steps]
 
 
 def _operand(word: str, given: Mapping[str, float]) -> str | float:
@@ -166,7 +172,7 @@ def _numbers(node: ir.Node) -> list[float]:
     """The constants that the steps of a node read."""
     if node.op_type not in WRITTEN:
         return []
-    return [word for _, *words in _written(node) for word in words if not isinstance(word, str)]
+    return [word for _, words in _written(node) for word in words if not isinstance(word, str)]
 
 
 def _inputs(nodes: Iterable[ir.Node], chain: Sequence[ir.Node]) -> list[ir.Value]:

@@ -82,7 +82,8 @@ def _guard(match: Match) -> object:
 
 def _emit(op: Builder, match: Match) -> Value:
     first, second, output = match.found
-    a, b = (_Side(op.wrap(x), term) for x, term in zip(match.nodes[0].inputs, (first, second), strict=True))
+    view = Node(match.nodes[0], op)
+    a, b = (_Side(view.input_required(place), term) for place, term in enumerate((first, second)))
     summed = [label for label in first if label in second and label not in output]
     if not summed:
         factors = [side.ordered(op, output) for side in (a, b)]
@@ -149,11 +150,11 @@ def _emit_reduction(op: Builder, match: Match) -> Value:
         clipped = op.Clip(op.ReduceMax(x, axes, keepdims=1), least, most)
         top = op.StopGradient(clipped, domain=ONNXTRAIN_DOMAIN).with_shape(clipped.shape)
         top.ir.dtype = x.dtype
-        total = op.Log(op.ReduceSum(op.Exp(x - top), axes, keepdims=1)) + top
-        return total if keeps else op.Squeeze(total, axes)
-    terms = {"ReduceL1": op.Abs, "ReduceLogSum": lambda x: x, "ReduceSumSquare": lambda x: x * x}
-    total = op.ReduceSum(terms[match.nodes[0].op_type](x), axes, keepdims=keeps)
-    return op.Log(total) if match.nodes[0].op_type == "ReduceLogSum" else total
+        # The second reduction is over axes of size one.
+        return op.Log(op.ReduceSum(op.Exp(x - top), axes, keepdims=keeps)) + op.ReduceSum(top, axes, keepdims=keeps)
+    if match.nodes[0].op_type == "ReduceLogSum":
+        return op.Log(op.ReduceSum(x, axes, keepdims=keeps))
+    return op.ReduceSum(op.Abs(x) if match.nodes[0].op_type == "ReduceL1" else x * x, axes, keepdims=keeps)
 
 
 write_faster = Rewrite(

@@ -38,6 +38,7 @@ FORMS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "judged": (("prompt", "completion", "label"),),
     "embeddings": (("query", "positive"), ("anchor", "positive")),
     "ranking": (("query", "documents", "labels"), ("query", "positive", "negative")),
+    "prompts": (("prompt",),),
 }
 """Columns of each form of a row, by the kind of rows that a loss reads; the first form that fits."""
 
@@ -421,7 +422,7 @@ class Comparisons(ExampleSource):
             self._padding = tokenizer.encoder.padding
         if need_target:
             self._tokens.check_comparable(self.name)
-        roles = roles_of(specs, _role, inputs="the inputs")
+        roles = roles_of(specs, role_in_groups, inputs="the inputs")
         return GroupExamples(self._tokens, roles, fixed, self._padding, self.reference, need_target=need_target)
 
 
@@ -490,7 +491,7 @@ class GroupExamples(RowExamples):
         return np.concatenate([reference, numbers[:, None]], axis=1) if tokens.kind == "judged" else reference
 
 
-def _role(spec: TensorSpec) -> str:
+def role_in_groups(spec: TensorSpec) -> str:
     """Return the array of a group that an input [N, k, T] takes."""
     own = spec.name.rstrip("_")
     if own in _OWN_INPUTS:

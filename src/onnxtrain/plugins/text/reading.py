@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from onnxtrain.training.prepare import prepare
 
 if TYPE_CHECKING:
     from onnxtrain.plugins.text.chat_data import ChatData
-    from onnxtrain.plugins.text.comparison_data import ComparisonData, Comparisons
+    from onnxtrain.plugins.text.comparison_data import ComparisonData
     from onnxtrain.training.config import TrainingConfig
     from onnxtrain.training.data_adapter import Reading
 
@@ -96,11 +96,17 @@ def _with_comparisons(source: Any, loss: GroupLoss, reading: Reading) -> Any:
         if not holds_comparisons(source, loss.texts):
             return source
         source = ComparisonData(source)
+    if loss.texts == "prompts":
+        raise DataError(
+            f"{source.name} holds texts, but the loss {loss.name} learns from answers that the model samples; call "
+            "onnxtrain.text.grpo(trainer, prompts, reward_funcs, max_steps=100)."
+        )
     found = Comparisons(_with_tokenizer(source, reading), loss.texts, has_reference=loss.has_reference)
     if not loss.has_reference or reading.config is None:
         return found
     found.paired = reading.paired
-    return found.with_reference(_predict_reference(reading.config, found))
+    (predicted,) = reference(reading.config)(found, _BATCH_SIZE).values()
+    return found.with_reference(predicted)
 
 
 def _with_tokenizer(source: _Texts, reading: Reading) -> _Texts:
@@ -110,14 +116,17 @@ def _with_tokenizer(source: _Texts, reading: Reading) -> _Texts:
     return source
 
 
-def _predict_reference(config: TrainingConfig, source: Comparisons) -> np.ndarray:
-    """Predict what a loss compares with the model before training: the file's, with an adapter to continue."""
+def reference(config: TrainingConfig) -> Callable[[Any, int], dict[str, np.ndarray]]:
+    """Return what predicts data by the model before training: the file's, with an adapter to continue."""
     from onnxtrain.training.inference.evaluation import Evaluator
 
     lora = config.lora if getattr(config.lora, "adapter", None) is not None else None
     plain = dataclasses.replace(config, lora=lora, qat=False, train=None, freeze=("*",), groups=())
     objective = prepare(plain, modes=Modes(), copies=(), table=())
-    dataset = open_dataset(source, objective.inputs, need_target=False, validate=False)
     evaluator = Evaluator(objective, new_states({}, config.runtime), config.runtime)
-    (found,) = evaluator.predict(dataset, _BATCH_SIZE).values()
-    return found
+
+    def predict(source: Any, batch_size: int) -> dict[str, np.ndarray]:
+        dataset = open_dataset(source, objective.inputs, need_target=False, validate=False)
+        return evaluator.predict(dataset, batch_size)
+
+    return predict

@@ -2,74 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, TensorSpec
-from onnxtrain.editing.working_copy.kv_cache import cache_outputs, head_size
-from onnxtrain.editing.working_copy.training_modes import Modes
+from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.losses.cross_entropy import NextToken
-from onnxtrain.losses.groups import GroupLoss
-from onnxtrain.plugins.text.token_rows import roles_of
-from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer, end_ids
+from onnxtrain.plugins.text.generation import NextScores, end_tokens, next_scores
+from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
 from onnxtrain.training.callbacks.base import Callback, TrainingState
-from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.training.prepare import prepare
 from onnxtrain.training.trained_model import TrainedModel
-
-Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-"""Returns results by name for inputs by name."""
-
-
-class NextScores:
-    """A model that continues a sequence: with a KV cache it reads each token once, else the whole sequence each time.
-
-    Attributes:
-        length: Maximum number of tokens; ``None`` for no limit.
-    """
-
-    def __init__(
-        self, specs: Sequence[TensorSpec], run: Run, scores: str, caches: Mapping[str, str], sizes: Mapping[str, int]
-    ) -> None:
-        self._run, self._scores, self._caches = run, scores, caches
-        self._specs = [spec for spec in specs if spec.name not in caches]
-        self._roles = roles_of(self._specs, need="samples of text need")
-        self._empty = {spec.name: _empty_cache(spec, sizes[spec.name]) for spec in specs if spec.name in caches}
-        fixed = [spec.shape[1] for spec in specs if spec.shape is not None and isinstance(spec.shape[1], int)]
-        self.length: int | None = fixed[0] if fixed and not caches else None
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin another sequence, perhaps with other weights."""
-        self._read, self._filled = 0, self._empty
-
-    def __call__(self, ids: Sequence[int]) -> Array:
-        """Return the logits [vocabulary] after the last token; a cache has the tokens of the last call."""
-        old, padding = self._read, (self.length or len(ids)) - len(ids)
-        arrays = {
-            "ids": np.pad(np.asarray(ids[old:], np.int64), (0, padding)),
-            "mask": np.pad(np.ones(len(ids), np.int64), (0, padding)),
-            "types": np.zeros(len(ids) - old + padding, np.int64),
-            "positions": np.arange(old, len(ids) + padding),
-        }
-        feeds = {spec.name: arrays[self._roles[spec.name]][None].astype(spec.dtype) for spec in self._specs}
-        found = self._run({**feeds, **self._filled})
-        if self._caches:
-            self._read, self._filled = len(ids), {name: found[output] for name, output in self._caches.items()}
-        return np.asarray(found[self._scores][0, -1 - padding])
-
-
-def _empty_cache(spec: TensorSpec, size: int) -> Array:
-    heads = (spec.shape or ())[1]
-    assert isinstance(heads, int)
-    return np.zeros([1, heads, 0, size], spec.dtype)
 
 
 class TextGenerator:
@@ -77,10 +22,7 @@ class TextGenerator:
 
     def __init__(self, model: NextScores, tokenizer: Any, chat_template: Any = None) -> None:
         self._model, self._tokenizer = model, ChatTokenizer.open(tokenizer, chat_template)
-        names = filter(None, (self._tokenizer.tokens.get("eos_token"), "<|im_end|>", "<|eot_id|>", "<end_of_turn>"))
-        found = {self._tokenizer.encoder.id_of(name) for name in names}
-        folder = Path(tokenizer) if isinstance(tokenizer, str | Path) else None
-        self._ends = {one for one in found if one is not None} | (set() if folder is None else end_ids(folder))
+        self._ends = end_tokens(self._tokenizer, tokenizer)
 
     def answer(self, prompt: str, tokens: int) -> str:
         """Return the text that follows a prompt, which is a message of the user where there is a chat template."""
@@ -109,26 +51,7 @@ def text_generator(trainer: TrainedModel, tokenizer: Any = None, chat_template: 
     tokenizer = trainer.data_adapter.folder if tokenizer is None else tokenizer
     if tokenizer is None:
         raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
-    config, objective, states = trainer.config, trainer.objective, trainer.executor.states
-    if isinstance(objective.loss, GroupLoss):  # an example is several rows, a sample is one
-        if objective.loss.texts not in ("pairs", "judged"):
-            raise OptionError(
-                f"Samples of text need a model that predicts tokens, but the loss {objective.loss.name} trains scores "
-                "or embeddings; leave samples out."
-            ).about("samples", got=objective.loss.name)
-        config = dataclasses.replace(config, loss=NextToken())
-    copies, table = objective.copies, objective.table
-    caches = cache_outputs(config.model.training_model().graph)
-    if caches:
-        cached = prepare(config, modes=Modes(), copies=copies, table=table, caches=True)
-        sizes = {name: size for name in caches if (size := head_size(cached.model.graph, name)) is not None}
-    if caches and sizes.keys() == caches.keys():
-        objective = cached
-    else:
-        objective, caches, sizes = prepare(config, modes=Modes(), copies=copies, table=table), {}, {}
-    scores = str(objective.prediction.name)
-    run = Evaluator(objective, states, config.runtime).runner([scores, *caches.values()])
-    return TextGenerator(NextScores(objective.inputs, run, scores, caches, sizes), tokenizer, chat_template)
+    return TextGenerator(next_scores(trainer), tokenizer, chat_template)
 
 
 @checks_arguments

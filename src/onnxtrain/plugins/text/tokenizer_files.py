@@ -91,15 +91,18 @@ class ChatTokenizer:
 
     def prompt(self, text: str) -> list[int]:
         """Return the tokens of a prompt: a message of the user with the words that ask for an answer, or plain text."""
-        if self.template is None:
-            (found,) = self.encoder.encode([text])
+        return self.asking(text if self.template is None else [{"role": "user", "content": text}], "the prompt")
+
+    def asking(self, given: str | list[dict[str, Any]], label: str) -> list[int]:
+        """Return the tokens that an answer follows: of a plain text, or of messages with the words that ask for one."""
+        if isinstance(given, str):
+            (found,) = self.encoder.encode([given])
             ids = [int(one) for one in _once(found).ids]
             end = self.encoder.id_of(self.tokens.get("eos_token", ""))
             return ids[:-1] if ids and ids[-1] == end else ids
-        row = Row("the prompt", messages=[{"role": "user", "content": text}])
-        chat = {"messages": row.messages, "ask": True}
-        ((rendered, _),) = self._answered([row], [chat])
-        (found,) = self.encoder.encode([rendered], special=False, size=len(text))
+        row = Row.of({"messages": given}, label)
+        ((rendered, _),) = self._answered([row], [{"messages": row.messages, "ask": True}])
+        (found,) = self.encoder.encode([rendered], special=False, size=row.size)
         return [int(one) for one in found.ids]
 
     def _ended(self, row: Row, *, answers: bool) -> tuple[str, list[tuple[int, int]]]:

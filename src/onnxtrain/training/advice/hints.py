@@ -109,7 +109,7 @@ def find_hints(
 def proved_time_first(graph: ir.Graph) -> Iterator[Hint]:
     """Name inputs whose first axis is the time of a recurrent node, which matters where data are cut into batches."""
     for value in graph.inputs:
-        if TIME_FIRST in value.meta:
+        if value.meta.get(TIME_FIRST, ("",))[0]:
             yield Hint(
                 f"The first axis of the input {value.name!r} is the time of {value.meta[TIME_FIRST][0]}, not the axis "
                 "of examples: fit takes ready batches, as an iterable, and no arrays, which it would cut along time. "

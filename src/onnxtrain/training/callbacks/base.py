@@ -41,6 +41,7 @@ class TrainingState:
         averages: Moving averages of the parameters in the same way, by ``{parameter}/average``; empty where the trainer
             keeps none.
         ema: True if validation evaluates the moving averages, the model that ``trainer.save(path, ema=True)`` writes.
+        first_set: Prefix of the first of several validation sets, ``clean_``; empty for one.
     """
 
     epoch: int = 0
@@ -62,6 +63,7 @@ class TrainingState:
     weights: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     averages: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     ema: bool = False
+    first_set: str = ""
     _choose_rate: Callable[[float], None] | None = field(default=None, init=False, repr=False, compare=False)
     _step_rate: float | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -53,6 +53,9 @@ class Watch(Callback):
             OptionError: The monitored value does not exist.
         """
         values = {"loss": state.loss, **state.metrics}
+        first = "val_" + state.first_set + self.monitor.removeprefix("val_")
+        if self.monitor.startswith("val_") and first in values:
+            values.setdefault(self.monitor, values[first])
         if self.monitor not in values:
             raise OptionError(
                 f"{self._what} monitors '{self.monitor}', but the measured values are {', '.join(values)}; "

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,10 +147,11 @@ class Evaluator:
         objective = self.objective
         resolved = objective.resolve_metrics(metrics)
         self.check(dataset)
-        heads = {head.name: head for head in objective.heads}
         resolved = [
-            each._replace(metric=of_present(each.metric)) if heads[each.head.name].form.missing else each
+            each._replace(metric=of_present(each.metric)) if own.form.missing else each
             for each in resolved
+            for own in objective.heads
+            if own.name == each.head.name
         ]
         losses = {name: _Total(loss) for name, loss in self._losses(objective)}
         states = [each.metric.start() for each in resolved]
@@ -158,25 +159,11 @@ class Evaluator:
         found: list[tuple[int, int]] = []
         unsure = [head for head in objective.heads if head.assumes_logits]
         for number, batch in self._batches(dataset, batch_size, communicator, found):
-            feeds = objective.feeds(batch)
-            padded = self._fixed is not None and batch.size < self._fixed.size
-            if self._fixed is not None and padded:
-                session = self._measuring("padded", self._on_padded(batch.size))
-                feeds = self._fixed.filled(feeds)
-            else:
-                wanted = bool(resolved) or bool(unsure)  # predictions may be large
-                session = self._measuring("whole", objective, predictions=wanted)
-            results = session.run(feeds, reading)
+            wanted = bool(resolved) or bool(unsure)  # predictions may be large
+            of_losses, updated, results = self._part(batch, losses, resolved, reading, predicts=wanted)
             if unsure:
                 self.doubts = [text for head in unsure for text in head.doubts(results[head.name])]
                 unsure = []
-            of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
-            updated = []
-            for _, head, metric in resolved:
-                own_head = heads[head.name]
-                given = results[str((own_head.output if metric.of_output else own_head.prediction).name)]
-                real = given[: batch.size] if padded else given
-                updated.append(metric.update(metric.start(), feeds[own_head.target_name], real))
             parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
                 self._add_up(parts, losses, resolved, states)
@@ -195,7 +182,7 @@ class Evaluator:
             combined = sum(weight * value for weight, value in zip(weights, measured.values(), strict=True))
             measured = {
                 "loss": combined,
-                **{f"{head}_loss": value for head, value in zip(heads, measured.values(), strict=True)},
+                **{f"{head.name}_loss": own for head, own in zip(objective.heads, measured.values(), strict=True)},
             }
         else:
             (combined,) = measured.values()
@@ -207,6 +194,35 @@ class Evaluator:
             **measured,
             **{each.name: each.metric.result(state) for each, state in zip(resolved, states, strict=True)},
         }
+
+    def _part(
+        self, batch: Batch, losses: Collection[str], metrics: Sequence[HeadMetric], reading: Reading, *, predicts: bool
+    ) -> tuple[list[tuple[float, float]], list[Any], Mapping[str, np.ndarray]]:
+        """Return losses, states of metrics and results of one batch, on request with all predictions."""
+        objective, heads = self.objective, {head.name: head for head in self.objective.heads}
+        feeds = objective.feeds(batch)
+        padded = self._fixed is not None and batch.size < self._fixed.size
+        if self._fixed is not None and padded:
+            session = self._measuring("padded", self._on_padded(batch.size))
+            feeds = self._fixed.filled(feeds)
+        else:
+            session = self._measuring("whole", objective, predictions=predicts)
+        results = session.run(feeds, reading)
+        updated = []
+        for _, head, metric in metrics:
+            own_head = heads[head.name]
+            given = results[str((own_head.output if metric.of_output else own_head.prediction).name)]
+            real = given[: batch.size] if padded else given
+            updated.append(metric.update(metric.start(), feeds[own_head.target_name], real))
+        of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
+        return of_losses, updated, results
+
+    def add(self, batch: Batch, metrics: Sequence[HeadMetric], states: list[Any]) -> None:
+        """Add a training batch to the states of metrics."""
+        with self._states.reading(self._read) as reading:
+            for piece in [batch] if self._fixed is None else self._fixed.pieces(iter([batch])):
+                _, updated, _ = self._part(piece, (), metrics, reading, predicts=True)
+                self._add_up([_Part(0, [], updated)], {}, metrics, states)
 
     def _batches(
         self, dataset: Dataset, batch_size: int, communicator: Communicator, found: list[tuple[int, int]]

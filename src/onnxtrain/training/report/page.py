@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from onnxtrain.errors.escaping import visible
 from onnxtrain.training.report.charts import (
@@ -56,7 +56,7 @@ def page(record: RunRecord) -> str:
     """Return the report as HTML."""
     parts = [
         f"<h1>{_text(record.title)}</h1>",
-        _facts(record.facts),
+        _table((), list(record.facts.items())) if record.facts else "",
         _section("Result", _results(record.rows)),
         _section("Curves", _charts(curves(record.rows))),
         _section("Predictions", _outcome(record)),
@@ -188,10 +188,6 @@ def _section(title: str, content: str) -> str:
 
 def _charts(found: Sequence[Chart]) -> str:
     return f'<div class="charts">{"".join(chart.svg() for chart in found)}</div>' if found else ""
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    return _table((), list(facts.items())) if facts else ""
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
