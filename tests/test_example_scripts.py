@@ -42,6 +42,7 @@ def continue_sklearn(result):
 PROGRAMS = {
     "transfer_images.py": ("PIL", "tuned.onnx", above(0.9)),
     "tabular.py": (None, "flowers.onnx", above(0.9)),
+    "tabular_pipeline.py": ("pandas", "hires.onnx", above(0.9)),
     "text_classification.py": (None, "reviews.onnx", above(0.95)),
     "language_model.py": (None, "letters.onnx", lambda text: text.startswith("twinkle little star\nhow i wonder")),
     "distillation.py": (None, "student.onnx", distillation),

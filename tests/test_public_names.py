@@ -24,6 +24,8 @@ PUBLIC = {
     "flower",
     "ray",
     "sklearn",
+    "audio",
+    "tables",
     "torch",
     "EMA",
     "Group",

@@ -59,7 +59,9 @@ def programs() -> list[Any]:
 @pytest.mark.parametrize(("page", "block"), programs())
 def test_a_block_runs_alone(page, block, tmp_path, monkeypatch):
     """Whoever copies a block has a whole program."""
-    for package in re.findall(r"^(?:import|from) (torch|transformers|sklearn|flwr)", block, re.MULTILINE):
+    for package in re.findall(
+        r"^(?:import|from) (torch|transformers|sklearn|flwr|soundfile|pyarrow|pandas)", block, re.MULTILINE
+    ):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     try:

@@ -18,6 +18,7 @@ import lazy_loader  # noqa: E402
 __version__ = "0.1.0"
 
 _MODULES = {
+    "audio": "plugins.audio",
     "backend": "interop.backend",
     "callbacks": "training.callbacks",
     "examples": "training.examples",
@@ -31,6 +32,7 @@ _MODULES = {
     "schedules": "training.schedules",
     "sklearn": "interop.sklearn",
     "testing": "runtime.testing",
+    "tables": "plugins.tables",
     "text": "plugins.text",
     "torch": "interop.torch",
 }

@@ -46,7 +46,9 @@ from .operators import Lion as Lion
 from .operators import Momentum as Momentum
 from .operators import RMSprop as RMSprop
 from .operators.sparsity import Sparsity as Sparsity
+from .plugins import audio as audio
 from .plugins import pruning as pruning
+from .plugins import tables as tables
 from .plugins import text as text
 from .plugins.audio.mel import prepend_mel as prepend_mel
 from .plugins.pruning.prune import prune as prune

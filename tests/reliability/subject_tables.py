@@ -23,7 +23,7 @@ class Subject:
 
     def __init__(self, shared: Path) -> None:
         warnings.simplefilter("ignore")
-        self._parquet = self._picture = b""
+        self._parquet = self._picture = self._sound = b""
         try:
             import pyarrow
             import pyarrow.parquet
@@ -43,16 +43,71 @@ class Subject:
         except ImportError:
             pass
 
+        try:
+            import scipy.signal  # noqa: F401 - resamples
+            import soundfile
+
+            stream = io.BytesIO()
+            soundfile.write(stream, np.zeros((30, 2), np.float32), 8000, format="FLAC")
+            self._sound = stream.getvalue()
+        except ImportError:
+            pass
+
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Write a file and read it."""
         generator = random.Random(f"tables {seed} {index}")
         warnings.simplefilter("ignore")
         kinds = [self._csv, self._csv, self._tar]
-        kinds += [self._columns] if self._parquet else []
+        kinds += [self._columns, self._shards, self._series] if self._parquet else []
+        kinds += [self._sounds] if self._sound else []
         kinds += [self._images] if self._picture else []
         kind = generator.choice(kinds)
         with np.errstate(all="ignore"):
             operations.run(kind.__name__.strip("_"), lambda: kind(generator, case))
+
+    def _open(self, source: object, shape: tuple[int | str, ...]) -> None:
+        """Read data of a plugin."""
+        from onnxtrain.data import TensorSpec, open_dataset
+
+        spec = TensorSpec("input", np.dtype(np.float32), shape)
+        dataset = open_dataset(source, [spec], target="label" if "N" in shape else None)
+        for batch in dataset.batches(4, shuffle=True):
+            np.array(batch.inputs["input"])
+
+    def _table(self, generator: random.Random, path: Path) -> None:
+        """Write a CSV file that is mostly in order, or a Parquet file that is damaged half of the time."""
+        if path.suffix == ".parquet":
+            path.write_bytes(damage(self._parquet, generator) if generator.random() < 0.5 else self._parquet)
+            return
+        rows = [[f"c{i}" for i in range(4)] + ["label"]]
+        rows += [[generator.choice(CELLS if generator.random() < 0.05 else ("1", "2")) for _ in range(5)]
+                 for _ in range(generator.randrange(8))]  # fmt: skip
+        path.write_bytes("\n".join(",".join(row) for row in rows).encode("utf-8", "surrogatepass"))
+
+    def _shards(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.tables import Shards
+
+        ending = generator.choice((".csv", ".parquet"))
+        (case / "shards").mkdir()
+        for number in range(3):
+            self._table(generator, case / "shards" / f"{number}{ending}")
+        self._open(Shards(case / "shards", buffer=3), ("N", 4))
+
+    def _series(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.tables import Windows
+
+        path = case / generator.choice(("d.csv", "d.parquet"))
+        self._table(generator, path)
+        self._open(Windows(path, generator.randrange(1, 3), 1), ("N", "T", "F"))
+
+    def _sounds(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.audio import SoundFolder
+
+        for label in "ab":
+            (case / "sounds" / label).mkdir(parents=True)
+            data = damage(self._sound, generator) if generator.random() < 0.7 else self._sound
+            (case / "sounds" / label / "1.flac").write_bytes(data)
+        self._open(SoundFolder(case / "sounds", generator.choice((None, 8000, 4000))), ("batch", 20))
 
     def _read(self, source: Path, shape: tuple[int | str, ...] = ("N", 4)) -> None:
         from onnxtrain.data import TensorSpec, open_dataset

@@ -37,6 +37,7 @@ FUZZED = {
     "tables": (
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
         "data/images.py", "data/text_file.py",
+        "plugins/tables/shards.py", "plugins/tables/windows.py", "plugins/audio/sounds.py",
     ),
     "texts": ("plugins/text/rows.py", "plugins/text/tokenizer_files.py"),
 }  # fmt: skip

@@ -144,10 +144,10 @@ Data = Annotated[
     Parameter(
         group=(DATA, COMMON),
         metavar="PATH",
-        help="A .npz, .csv, .parquet, .jsonl or .tar file, or a folder of images or arrays. Arrays (also .safetensors, "
-        "and .npy files in a folder) are named like the model's inputs, and one is the target. A .csv or .parquet file "
-        "needs --target. Images are in one folder per class. Chats and texts, for next_token and for losses that "
-        "compare rows, are a .jsonl, .txt, .csv or .parquet file.",
+        help="A .npz, .csv, .parquet, .jsonl or .tar file, a pattern ('d/*.csv'), or a folder of tables, images, "
+        "sounds or arrays. Arrays (also .safetensors, .npy) are named like the inputs, and one is the target. "
+        "Tables need --target. Images and sounds lie in a folder per class. Chats and texts, for next_token and "
+        "losses that compare rows, are .jsonl, .txt, .csv or .parquet.",
     ),
 ]
 Target = Annotated[

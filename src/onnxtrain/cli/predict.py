@@ -66,7 +66,6 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``."""
-    from onnxtrain.data import ImageFolder, TarFile
     from onnxtrain.data.conversion import kind_of
     from onnxtrain.data.data_names import read_names
     from onnxtrain.model_file.file import ModelFile
@@ -108,7 +107,7 @@ def command(
         classified = names.labels is not None or probabilities
         table = prediction_table(
             arrays,
-            examples=source.examples_read if isinstance(source, ImageFolder | TarFile) else None,
+            examples=getattr(source, "examples_read", None),
             labels=names.labels,
             probabilities=probabilities,
             kind={name: kind_of_output(loaded, name) for name in names.labels or () if name in arrays}

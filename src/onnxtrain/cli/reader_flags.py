@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class DataFlags:
         """Return validation data with these settings, or the fraction to hold out."""
         if validation is None:
             return None
-        if Path(validation).exists():
+        if Path(validation).exists() or glob.has_magic(validation):
             return self.source(validation, loss)
         try:
             return float(validation)

@@ -216,6 +216,8 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0, *, shuffl
         ).about("validation", got=type(dataset).__name__)
     if dataset.size < 2:
         raise DataError("the data has 1 example, which cannot be split into training and validation data.")
+    if (parts := dataset.split(fraction)) is not None:
+        return Split(*parts)
     count = min(max(1, round(dataset.size * fraction)), dataset.size - 1)
     if shuffle:
         # A spawn key keeps this stream apart from those that shuffle the epochs.

@@ -26,7 +26,7 @@ from onnxtrain.data.conversion import (
 )
 from onnxtrain.data.hashing import checksum
 from onnxtrain.data.image_form import Pixels
-from onnxtrain.data.naming import named_array
+from onnxtrain.data.naming import Wanted, named_array
 from onnxtrain.data.target_checks import TargetCheck
 from onnxtrain.errors import DataError, OptionError
 
@@ -88,12 +88,22 @@ class Facts:
         declared_labels: Labels that the data declare for their targets, including those without an example.
         hints: Sentences about examples that were changed or left out.
         of_tokens: True where examples are rows of tokens, and targets the tokens to predict.
+        kept: Settings of plugins, as JSON data by plugin, that a trained model has to record for later data.
     """
 
     pixels: Pixels | None = None
     declared_labels: Sequence[str] = ()
     hints: Sequence[str] = ()
     of_tokens: bool = False
+    kept: Mapping[str, Any] = MappingProxyType({})
+
+
+class DataSource(ABC):
+    """Data that open themselves for a model: a form that readers of plugins return."""
+
+    @abstractmethod
+    def dataset(self, wanted: Wanted) -> Dataset:
+        """Return the arrays that a model and its losses want, as a dataset."""
 
 
 class Dataset(Facts, ABC):
@@ -212,6 +222,14 @@ class Dataset(Facts, ABC):
     def take(self, indices: Array) -> Self:
         """Return the examples with these indices, of data whose size is known."""
         raise NotImplementedError
+
+    def split(self, fraction: float) -> tuple[Self, Self] | None:
+        """Return parts for training and validation, where any choice of examples would mix them; else ``None``."""
+        return None
+
+    def in_units(self, outputs: dict[str, Array]) -> dict[str, Array]:
+        """Return predictions in the units of the data, which may have been scaled."""
+        return outputs
 
     @abstractmethod
     def _read(self, batch_size: int, shuffled: tuple[int, int] | None, start: int) -> Iterator[Batch]:

@@ -147,7 +147,7 @@ class CsvFile(Reader):
         first = next((line for line in file if line.strip()), None)
         if first is None:
             raise DataError(f"{self.name} is empty; it needs a line of column names, and a line per example.")
-        delimiter = self.delimiter or max(_SEPARATORS, key=lambda mark: _cells_of(first, mark))
+        delimiter = self.delimiter or separator_of(first)
         file.seek(0)
         rows = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
         return delimiter, rows, self._header(next(row for row in rows if row))
@@ -390,6 +390,11 @@ def _number_type(spec: TensorSpec) -> np.dtype[Any]:
         return spec.dtype
     kinds: dict[str, np.dtype[Any]] = {"string": np.dtypes.StringDType(), "boolean": np.dtype(bool)}
     return kinds.get(kind_of(spec.dtype), np.dtype(np.float32))  # float32 holds every bfloat16
+
+
+def separator_of(line: str) -> str:
+    """Return the separator that gives the most cells of a line; a comma if none occurs."""
+    return max(_SEPARATORS, key=lambda mark: _cells_of(line, mark))
 
 
 def _cells_of(line: str, separator: str) -> int:

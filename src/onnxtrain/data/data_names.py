@@ -41,6 +41,7 @@ class DataNames:
     resizing: Resizing | None = None
     output: str | None = None
     targets: Columns = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
         """Return the names with those of more data; known names are kept."""
@@ -83,6 +84,7 @@ class DataNames:
             **({} if self.labels is None or self.output is None else {"output": self.output}),
             **({} if self.pixels is None else self.pixels.record()),
             **({} if self.resizing is None else self.resizing.record()),
+            **({"kept": dict(self.kept)} if self.kept else {}),
         }
 
     @classmethod
@@ -97,8 +99,8 @@ class DataNames:
         lists = [*itertools.chain(*of_columns), *of_labels]
         if not all(_is_list_of_texts(names) and names for names in lists):
             raise ValueError("the data has another form")
-        left_out, output = known.get("left_out", []), known.get("output")
-        if not _is_list_of_texts(left_out) or not isinstance(output, str | None):
+        left_out, output, kept = known.get("left_out", []), known.get("output"), known.get("kept", {})
+        if not _is_list_of_texts(left_out) or not isinstance(output, str | None) or not isinstance(kept, dict):
             raise ValueError("the data has another form")
         return cls(
             {name: tuple(names) for name, names in columns.items()},
@@ -110,13 +112,12 @@ class DataNames:
             Resizing.of_record(known) if "resize" in known else None,
             output,
             {name: tuple(names) for name, names in targets.items()},
+            kept,
         )
 
 
-_KEYS: Final = {
-    *("columns", "left_out", "targets", "labels", "output"),
-    *("mean", "std", "resize", "crop", "resample", "orient"),
-}
+_OF_IMAGES: Final = ("mean", "std", "resize", "crop", "resample", "orient")
+_KEYS: Final = {"columns", "left_out", "targets", "labels", "output", "kept", *_OF_IMAGES}
 
 
 def _is_list_of_texts(value: object) -> bool:
@@ -206,6 +207,7 @@ def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
         "columns": found.get("columns"),
         "left_out": metadata.get("left_out"),
         "labels": found.get("labels"),
+        "kept": metadata.get("kept"),
         **(pixels if isinstance(pixels, dict) else {}),
     }
     try:

@@ -278,11 +278,7 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """A file or folder of examples.
-
-    Args:
-        path: Path of the file or folder.
-    """
+    """A file or folder of examples."""
 
     suffixes: ClassVar[tuple[str, ...]] = ()
     """Ends, in lower case, of the paths that the reader opens; it takes no other arguments for them."""
@@ -303,19 +299,7 @@ class Reader(ABC):
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> tuple[dict[str, object], object | None]:
-        """Read all examples.
-
-        Args:
-            specs: Requirements of the model's inputs, in their order.
-            target: Name of the target, where there are several candidates.
-            need_target: Raise an error where there are no targets.
-
-        Returns:
-            The inputs by name, and the targets or None.
-
-        Raises:
-            DataError: The file cannot be read, or does not fit the model.
-        """
+        """Return all examples: the inputs of a model by name, and the targets, which ``target`` names, or None."""
 
 
 MEMORY_BYTES: Final = 64 * 2**20

@@ -60,7 +60,7 @@ class IterableDataset(Dataset):
         inputs, targets = self._matched(self._source[0], "batch 0")
         given = targets if name is None else inputs.get(name)
         shown = "the target array" if name is None else f"'{name}'"
-        return None if given is None else self._adapted(given, name, f"{shown} of batch 0")
+        return None if given is None else self.adapted(given, name, f"{shown} of batch 0")
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -133,11 +133,12 @@ class IterableDataset(Dataset):
         number = -1
         for number, item in enumerate(items):
             if number >= start:
-                yield self._batch(item, f"batch {number}")
+                yield self.batch_of(item, f"batch {number}")
         if number < 0:
             raise DataError("the data is empty: its iterator returned no batch; at least one is needed.")
 
-    def _batch(self, item: object, name: str) -> Batch:
+    def batch_of(self, item: object, name: str) -> Batch:
+        """Convert one item of the source, inputs with their targets, to a batch."""
         return self.convert(*self._matched(item, name), name)
 
     def convert(self, inputs: Mapping[str, object], targets: object | None, name: str, *, known: bool = False) -> Batch:
@@ -147,7 +148,7 @@ class IterableDataset(Dataset):
             given[None] = targets
         for key in self._beside:
             if key in given:
-                given[key] = self._adapted(given[key], key, self._subject(key, name))
+                given[key] = self.adapted(given[key], key, self._subject(key, name))
         form = self._form
         found: dict[Any, Array] = {}
         if form is None or not known:
@@ -183,7 +184,7 @@ class IterableDataset(Dataset):
         kind = "" if key == self._weights else "target " if key in self._beside else "input "
         return f"{kind}'{key}' of {name}"
 
-    def _adapted(self, value: object, key: str | None, subject: str) -> Array:
+    def adapted(self, value: object, key: str | None, subject: str) -> Array:
         """Return targets in the form of the loss, or weights."""
         spec, adapt, _ = self._beside[key]
         array = to_numpy(value, subject, "" if spec is None else spec.hint, may_miss=True)

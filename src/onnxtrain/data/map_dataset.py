@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from onnxtrain.data.base import Batch, Dataset, Facts, epoch_order
+from onnxtrain.data.base import Batch, Dataset, DataSource, Facts, epoch_order
 from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of, to_numpy
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.data.images import Layout, check_image, factors, is_image, pixels_of, to_record
@@ -60,26 +60,18 @@ class Examples(Facts, ABC):
         return None
 
 
-class ExampleSource(ABC):
-    """Data that convert themselves to examples for a model.
-
-    Attributes:
-        name: Name in error messages.
-    """
+class ExampleSource(DataSource):
+    """Data that convert themselves to examples for a model; messages have their name."""
 
     name: str
 
     @abstractmethod
     def examples(self, specs: Sequence[TensorSpec], *, need_target: bool = True) -> Examples:
-        """Return the examples.
+        """Return the examples for the inputs of a model, with their targets on request."""
 
-        Args:
-            specs: Requirements of the model's inputs.
-            need_target: Return targets, too.
-
-        Raises:
-            DataError: The data do not fit the model.
-        """
+    def dataset(self, wanted: Wanted) -> Dataset:
+        """Return the examples in batches."""
+        return MapDataset(self.examples(wanted.specs, need_target=wanted.need_target), wanted, name=self.name)
 
 
 class MapDataset(IterableDataset):
@@ -123,7 +115,7 @@ class MapDataset(IterableDataset):
         if name not in self._seen:
             self._seen[name] = self._look(name)
         found = self._seen[name]
-        return None if found is None else self._adapted(found, name, "the target array")
+        return None if found is None else self.adapted(found, name, "the target array")
 
     def _look(self, name: str | None) -> Array | None:
         known = self._examples.all_targets() if name is None else None
@@ -160,7 +152,7 @@ class MapDataset(IterableDataset):
                 order = order[by_length(lengths[order], batch_size)]
         for first in range(start * batch_size, self.size, batch_size):
             rows = order[first : first + batch_size]
-            batch = self._batch(self._examples.batch(rows.tolist()), f"the batch of the examples {_some(rows)}")
+            batch = self.batch_of(self._examples.batch(rows.tolist()), f"the batch of the examples {_some(rows)}")
             if self._row_weights is not None:
                 weights, spec = self._row_weights
                 batch.inputs[spec.name] = weights[rows]

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.data.array_dataset import ArrayDataset
-from onnxtrain.data.base import Dataset
+from onnxtrain.data.base import Dataset, DataSource
 from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.files import Reader, open_arrays
 from onnxtrain.data.images import ImageFolder
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.map_dataset import (
-    ExampleSource,
     HuggingFaceExamples,
     IndexedExamples,
     MapDataset,
@@ -64,8 +63,8 @@ def _examples(source: object, wanted: Wanted) -> Dataset | None:
         refuse_other_kinds(source)
         examples = HuggingFaceExamples(source, wanted)
         return MapDataset(examples, dataclasses.replace(wanted, target=None), name="the dataset")  # a batch has targets
-    if isinstance(source, ExampleSource):
-        return MapDataset(source.examples(wanted.specs, need_target=wanted.need_target), wanted, name=source.name)
+    if isinstance(source, DataSource):
+        return source.dataset(wanted)
     if is_map_style(source) and not is_array_like(source) and not is_frame(source):
         name = f"the {type(source).__name__}"
         return MapDataset(IndexedExamples(source, name, wanted.specs), wanted, name=name)

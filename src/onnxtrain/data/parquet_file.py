@@ -102,7 +102,9 @@ class ParquetFile(Reader):
         groups = [chosen.of(spec) for spec in specs]
         names = [*itertools.chain(*groups), *([label] if label else [])]
         types = {
-            name: _type(arrow, schema.field(name).type, name, text=name not in (chosen.features or ()) or name == label)
+            name: type_of(
+                arrow, schema.field(name).type, name, text=name not in (chosen.features or ()) or name == label
+            )
             for name in names
         }
         chosen.check_width(specs[0], self.name)
@@ -115,7 +117,7 @@ class ParquetFile(Reader):
         read = 0
         for block in _blocks(file, names, in_parquet, max(1, _BLOCK_VALUES // len(names))):
             columns_read = dict(zip(block.schema.names, block.columns, strict=True))
-            values = {name: _values(columns_read[name], name, read, name in may_miss) for name in names}
+            values = {name: values_of(columns_read[name], name, read, name in may_miss) for name in names}
             for index, group in enumerate(groups):
                 block_values = np.stack([values[name] for name in group], axis=1)
                 if group[0] in may_miss:
@@ -138,7 +140,8 @@ def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterato
         yield from (file.get_batch(index) for index in range(file.num_record_batches))
 
 
-def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
+def type_of(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
+    """Return the type of a column as an array; texts are refused unless ``text`` says otherwise."""
     types = arrow.types
     shown = kind
     if types.is_dictionary(kind):
@@ -159,7 +162,8 @@ def _for(block: Array, found: GrowingArray) -> GrowingArray:
     return found if fits else GrowingArray.of(found.finish(), block.dtype)
 
 
-def _values(column: Any, name: str, before: int, may_miss: bool = False) -> Array:
+def values_of(column: Any, name: str, before: int, may_miss: bool = False) -> Array:
+    """Return a column of the rows from ``before`` on as an array; none may be missing, but of targets."""
     if column.null_count and not may_miss:
         row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or remove the example.")

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from onnxtrain.data import Dataset, TensorSpec
+from onnxtrain.data.base import Facts
 from onnxtrain.data.conversion import all_finite, are_truth_values, is_number, kind_of, symbol_sizes, to_numpy
 from onnxtrain.data.data_names import Columns, DataNames, Labels
-from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.labels import is_order_known, no_labels
 from onnxtrain.data.map_dataset import ExampleSource
@@ -67,11 +67,12 @@ class DataAdapter:
         with self._learning:
             self.names = self.names.learned(columns, left_out)
 
-    def learn_pixels(self, pixels: Pixels | None) -> None:
-        """Record the normalization of the images that are trained on."""
-        if pixels is not None:
+    def learn_facts(self, facts: Facts | DataNames) -> None:
+        """Record what later data need: the normalization of images that are trained on, and settings of plugins."""
+        if facts.pixels is not None or facts.kept:
             with self._learning:
-                self.names = dataclasses.replace(self.names, pixels=pixels)
+                kept = {**self.names.kept, **facts.kept}
+                self.names = dataclasses.replace(self.names, pixels=facts.pixels or self.names.pixels, kept=kept)
 
     def labels_of(self, name: str | None) -> tuple[str, ...] | None:
         """Return the text labels of the only targets, or of those of an output, in the order of the classes."""
@@ -184,6 +185,10 @@ class DataAdapter:
                 return None
         return given
 
+    def _reading(self, objective: Objective, **more: Any) -> Reading:
+        loss = objective.heads[0].loss if objective.heads else None
+        return Reading(loss, self.folder, kept=self.names.kept, **more)
+
     def open(self, objective: Objective, source: Any, *, target: TargetNames | None = None) -> Dataset:
         """Open data for prediction; targets are optional."""
         columns, specs = columns_of_targets(target, objective.output_names), self.names.specs(objective.inputs)
@@ -191,7 +196,7 @@ class DataAdapter:
             others = tuple(name for own in columns.values() for name in own)
             target, specs = None, [dataclasses.replace(spec, left_out=(*spec.left_out, *others)) for spec in specs]
         assert target is None or isinstance(target, str)
-        return open_dataset(Reading.of(objective, self.folder).read(source), specs, target=target, need_target=False)
+        return open_dataset(self._reading(objective).read(source), specs, target=target, need_target=False)
 
     def open_with_targets(
         self,
@@ -207,7 +212,7 @@ class DataAdapter:
         if is_packed(source):
             objective = objective.packing()
         specs, outputs, several = self.names.specs(objective.inputs), objective.output_names, objective.several
-        reading = dataclasses.replace(Reading.of(objective, self.folder), config=config, paired=self.paired)
+        reading = self._reading(objective, config=config, paired=self.paired)
         source, weights = split_weights(reading.read(source), sample_weight, len(specs))
         column = weights if isinstance(weights, str) else None
         if column is not None and isinstance(source, ExampleSource):
@@ -250,7 +255,7 @@ class DataAdapter:
         if learning:
             kept = {name: tuple(own) for name, own in by_output.items() if len(own) > 1}
             self.names = dataclasses.replace(self.names, targets=kept)
-            self.learn_pixels(dataset.pixels)
+            self.learn_facts(dataset)
         return dataset, objective
 
     def _labels_for(
@@ -332,17 +337,14 @@ class Reading:
         folder: Folder of the model, which may have a tokenizer; ``None`` for a model in memory.
         config: Settings of the training that the data are for; ``None`` for a prediction.
         paired: Consecutive examples that a step reads together, where the loss compares them; 0 for all.
+        kept: Settings of plugins beside a trained model, by plugin: those of the data that it was trained on.
     """
 
     loss: Loss | None
     folder: Path | None
     config: TrainingConfig | None = None
     paired: int = 0
-
-    @classmethod
-    def of(cls, objective: Objective, folder: Path | None) -> Reading:
-        """Return the settings of a prediction."""
-        return cls(objective.heads[0].loss if objective.heads else None, folder)
+    kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def read(self, source: Any) -> Any:
         """Return data of plugins' kinds as examples, and other data as they are."""

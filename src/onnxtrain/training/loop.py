@@ -454,6 +454,7 @@ class Loop:
             "position": dataclasses.asdict(self._position) | {"learning_rate": options.rate.chosen},
             "callbacks": options.callbacks.record(),
             "left_out": list(options.names.left_out),
+            "kept": dict(options.names.kept),
             "pixels": {} if options.names.pixels is None else options.names.pixels.record(),
         }
         try:

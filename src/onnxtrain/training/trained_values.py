@@ -451,7 +451,7 @@ class TrainedValues:
         if self.labels is None:
             self.data_adapter.set_labels(kept.labels)
         self.data_adapter.learn(kept.columns, kept.left_out)
-        self.data_adapter.learn_pixels(kept.pixels)
+        self.data_adapter.learn_facts(kept)
 
     def training_model(self) -> onnx.ModelProto:
         """Return the training model (``TrainingInfoProto``) with the current weights and optimizer states."""

@@ -483,7 +483,7 @@ class Trainer(TrainedModel):
         metadata = self._communicator.on_root(lambda: store.metadata(checkpoints.path))
         kept = names_of_checkpoint(metadata or {})
         self.data_adapter.learn(kept.columns, kept.left_out)
-        self.data_adapter.learn_pixels(kept.pixels)
+        self.data_adapter.learn_facts(kept)
         self.data_adapter.expected_labels = kept.labels
 
     def _open_fit_data(
@@ -501,6 +501,7 @@ class Trainer(TrainedModel):
         dataset = self.open_data(data if y is None else (data, y), target=target, sample_weight=sample_weight)
         if isinstance(validation, float | int):
             dataset, validation = split_validation(dataset, validation, self.config.seed, shuffle=options.shuffle)
+            self.data_adapter.learn_facts(dataset)  # of the part that is trained on
         found = {}
         for name, source in _named_sets(validation, {spec.name for spec in self.objective.inputs}).items():
             opened: tuple[Evaluator, Dataset] | None = None

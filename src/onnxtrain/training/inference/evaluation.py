@@ -275,7 +275,7 @@ class Evaluator:
                 rows.append(batch.size)
                 for name in names:
                     parts[name].append(results[name])
-        return {name: self._joined(name, part, rows) for name, part in parts.items()}
+        return data.in_units({name: self._joined(name, part, rows) for name, part in parts.items()})
 
     def _session_of(self, names: tuple[str, ...], values: Sequence[ir.Value]) -> StepSession:
         """Return the session that computes values; after many predictions without a change, one that packs weights."""

@@ -1,0 +1,1 @@
+from .sounds import SoundFolder as SoundFolder

@@ -1,0 +1,2 @@
+from .shards import Shards as Shards
+from .windows import Windows as Windows
