@@ -48,6 +48,7 @@ PROGRAMS = {
     "distillation.py": (None, "student.onnx", distillation),
     "two_outputs.py": (None, "detector.onnx", two_outputs),
     "detection.py": ("PIL", "detector.onnx", lambda found: found["yolo"] > 0.4 and found["detr"] > 0.1),
+    "coco.py": ("PIL", "coco_detector.onnx", lambda found: found["before"] < 0.05 and found["after"] > 0.2),
     "continue_sklearn.py": ("skl2onnx", "tuned.onnx", continue_sklearn),
     "face_embeddings.py": (
         "matplotlib",
@@ -61,7 +62,7 @@ PROGRAMS = {
     "wake_word.py": (None, "wake_word.onnx", lambda found: found["recall"] > 0.9 and found["precision"] > 0.8),
 }
 QUICK = {"tabular.py", "wake_word.py", "graph_network.py"}
-SHORTER = {"detection.py": {"epochs": 4}}
+SHORTER = {"detection.py": {"epochs": 4}, "coco.py": {"images": 500, "epochs": 6}}
 """Arguments that make a program shorter than it is by default."""
 
 

@@ -40,6 +40,7 @@ PUBLIC = {
     "errors",
     "hub",
     "evaluate",
+    "images",
     "examples",
     "dynamic_batch",
     "inference_mode",

@@ -60,7 +60,7 @@ def programs() -> list[Any]:
 def test_a_block_runs_alone(page, block, tmp_path, monkeypatch):
     """Whoever copies a block has a whole program."""
     for package in re.findall(
-        r"^(?:import|from) (torch|transformers|sklearn|flwr|soundfile|pyarrow|pandas)", block, re.MULTILINE
+        r"^(?:import|from) (torch|transformers|sklearn|flwr|soundfile|pyarrow|pandas|PIL)", block, re.MULTILINE
     ):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)

@@ -79,6 +79,7 @@ ORDER = (
     "plugins/__init__.py",
     "plugins/audio/",
     "plugins/detection/",
+    "plugins/images/",
     "plugins/text/",
     "plugins/structures/",
     "plugins/sparse/",

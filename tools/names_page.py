@@ -16,7 +16,7 @@ from typing import Any
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "names.md"
 MODULES = (
     "losses", "metrics", "schedules", "callbacks", "data", "layers", "sklearn", "distributed", "pruning", "examples",
-    "adapters", "audio", "tables", "text", "hub", "testing", "operators", "kernels", "errors",
+    "adapters", "audio", "images", "tables", "text", "hub", "testing", "operators", "kernels", "errors",
 )  # fmt: skip
 LONG = 9  # words
 CLAUSES = "which|whose|where|such|like|for|per|written|as|so|in|with|from|scaled|else|epoch|every"

@@ -24,6 +24,7 @@ _MODULES = {
     "examples": "training.examples",
     "flower": "interop.flower",
     "hub": "interop.hub",
+    "images": "plugins.images",
     "kernels": "runtime.kernels",
     "layers": "editing.layers",
     "parallel": "distributed",

@@ -47,6 +47,7 @@ from .operators import Momentum as Momentum
 from .operators import RMSprop as RMSprop
 from .operators.sparsity import Sparsity as Sparsity
 from .plugins import audio as audio
+from .plugins import images as images
 from .plugins import pruning as pruning
 from .plugins import tables as tables
 from .plugins import text as text

@@ -19,6 +19,7 @@ SUBJECTS = {
     "small": "small files: tokenizers, labels, run folders, TOML, weights of examples, states",
     "tables": "CSV, Parquet, text, tar and image files, damaged and crafted",
     "texts": "chats and texts with the settings and templates of a tokenizer, damaged and changed field by field",
+    "images": "images with masks and COCO files, damaged and changed field by field",
     "pages": "requests to the server of federated pages, damaged and forged",
     "interrupts": "commands in processes of their own that get Ctrl-C at any moment",
     "killings": "commands that are killed at a file operation or at any moment, or whose file operations fail",

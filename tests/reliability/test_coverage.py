@@ -39,6 +39,7 @@ FUZZED = {
         "data/images.py", "data/text_file.py",
         "plugins/tables/shards.py", "plugins/tables/windows.py", "plugins/audio/sounds.py",
     ),
+    "images": ("plugins/images/coco.py", "plugins/images/labelled.py", "plugins/images/mask_folder.py"),
     "texts": ("plugins/text/rows.py", "plugins/text/tokenizer_files.py"),
 }  # fmt: skip
 """The subject that feeds each file of the source that reads others' files."""

@@ -52,19 +52,23 @@ class DataFlags:
         from onnxtrain.data.images import ImageReader
         from onnxtrain.data.opening import reader_of
 
-        image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}
         if self.tokenizer is not None:
             self.only("tokenizer", "text", "length", kind="texts", path=path)
             return TextFile(path, self.tokenizer, self.text, self.length)
         reader = reader_of(path)
         if reader is not None and issubclass(reader, ImageReader):
-            self.only("mean", "std", "skip_broken", "orient", kind="images", path=path)
-            return reader(path, **image_settings, skip_broken=self.skip_broken, orient=self.orient)
+            return reader(path, **self.of_images(path))
         if reader is CsvFile:
             self.only("delimiter", "encoding", "decimal", kind="a CSV file", path=path)
             return CsvFile(path, self.delimiter, self.encoding, self.decimal)
         self.only(kind="arrays", path=path)
         return path
+
+    def of_images(self, path: str, *others: str) -> dict[str, Any]:
+        """Return the settings of images, and refuse those that are for data of other kinds."""
+        self.only("mean", "std", "skip_broken", "orient", *others, kind="images", path=path)
+        values = {name: _channel_values(name, getattr(self, name)) for name in ("mean", "std")}
+        return {**values, "skip_broken": self.skip_broken, "orient": self.orient}
 
     def read(self, path: str, loss: str | None) -> Any:
         """Return data of the kind that a plugin's flags are for, or ``None`` for other data."""

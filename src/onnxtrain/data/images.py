@@ -64,7 +64,8 @@ class ImageReader(Reader):
         layout = Layout.of(spec, self.name)
         shift = _channels("mean", self.mean, layout.channels, spec)
         scale = _channels("std", self.std, layout.channels, spec)
-        given = None if shift is None and scale is None else _pixels_given(shift, scale)
+        wide = (0.0,) if shift is None else shift.tolist(), (1.0,) if scale is None else scale.tolist()
+        given = None if shift is scale is None else Pixels(tuple(wide[0]), tuple(wide[1]))
         used, orient = given or spec.pixels, self.orient
         if orient is None:
             orient = spec.pixels is None or spec.pixels.orient
@@ -100,11 +101,6 @@ _UNCHANGED: Final = Pixels((0.0,), (1.0,))
 def to_record(pixels: Pixels | None) -> Pixels | None:
     """Return the normalization that a trained model needs beside it; ``None`` where the file says it, or by default."""
     return None if pixels is None or pixels == BYTES else pixels._replace(reason="")
-
-
-def _pixels_given(mean: Array | None, std: Array | None) -> Pixels:
-    shift, scale = np.zeros(1) if mean is None else mean, np.ones(1) if std is None else std
-    return Pixels(tuple(shift.tolist()), tuple(scale.tolist()))
 
 
 def _tell(given: Pixels | None, known: Pixels | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import inspect
 import queue
 import threading
 import time
@@ -14,9 +15,10 @@ import numpy as np
 from onnxtrain.data.base import Batch
 from onnxtrain.errors import DataError
 
-Augment = Callable[[Any, np.random.Generator], Any]
+Augment = Callable[..., Any]
 """``augment(inputs, rng)`` returns changed inputs of the same types and shapes. A single input is an array [N, ...],
-several are a dictionary of arrays by name."""
+several are a dictionary of arrays by name. ``augment(inputs, targets, rng)`` returns both. A method
+``opened(trainer, data)`` changes the training data before the first batch."""
 
 
 def augmented(
@@ -31,19 +33,25 @@ def augmented(
         generator = np.random.Generator(np.random.PCG64(sequence))
         inputs = {name: np.array(array) for name, array in batch.inputs.items()}  # the caller's data must not change
         single = next(iter(inputs)) if len(inputs) == 1 else None
-        found = augment(inputs if single is None else inputs[single], generator)
-        given = found if single is None else {single: found}
-        yield batch._replace(inputs={name: _checked(given, name, array) for name, array in inputs.items()})
+        asked = "targets" in inspect.signature(augment).parameters
+        own = np.array(batch.targets) if asked and batch.targets is not None else None
+        found = augment(inputs if single is None else inputs[single], *([own] if asked else []), generator)
+        found, targets = found if asked and isinstance(found, tuple) and len(found) == 2 else (found, None)
+        given = {single: found} if single is not None else found if isinstance(found, dict) else {}
+        yield batch._replace(
+            inputs={name: _checked(given.get(name), f"the input '{name}'", array) for name, array in inputs.items()},
+            targets=batch.targets if own is None else _checked(targets, "the targets", own, " and targets"),
+        )
 
 
-def _checked(given: Any, name: str, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if not isinstance(given, dict) or name not in given or given[name] is None:
-        raise DataError(f"augment returned nothing for the input '{name}'; it must return the changed inputs.")
-    array = np.asarray(given[name])
+def _checked(given: Any, what: str, like: np.ndarray[Any, Any], besides: str = "") -> np.ndarray[Any, Any]:
+    if given is None:
+        raise DataError(f"augment returned nothing for {what}; it must return the changed inputs{besides}.")
+    array = np.asarray(given)
     if array.shape != like.shape:
-        raise DataError(f"augment returned shape {array.shape} for the input '{name}'; it must keep {like.shape}.")
+        raise DataError(f"augment returned shape {array.shape} for {what}; it must keep {like.shape}.")
     if array.dtype.kind != like.dtype.kind and not np.can_cast(array.dtype, like.dtype, "same_kind"):
-        raise DataError(f"augment returned {array.dtype} for the input '{name}'; it must keep {like.dtype}.")
+        raise DataError(f"augment returned {array.dtype} for {what}; it must keep {like.dtype}.")
     return np.ascontiguousarray(array, like.dtype)
 
 
@@ -99,7 +107,7 @@ class Prefetch:
 
 class _Ahead:
     def __init__(self, batches: Iterator[Batch], *, copies: bool) -> None:
-        self._ready: queue.Queue[Callable[[], Batch | None]] = queue.Queue(_AHEAD)
+        self._ready: queue.Queue[Batch | BaseException | None] = queue.Queue(_AHEAD)
         self._stopped = threading.Event()
         # context variables such as numpy.errstate apply in the thread, too
         run = contextvars.copy_context().run
@@ -110,7 +118,10 @@ class _Ahead:
 
     def next(self) -> Batch | None:
         """Return the next batch or raise its error; None at the end."""
-        return self._ready.get()()
+        found = self._ready.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
     def stop(self) -> None:
         """Stop the thread after the batch that it is preparing; a hanging thread is abandoned."""
@@ -128,30 +139,23 @@ class _Ahead:
                 batch = next(batches, None)
                 if batch is not None and copies:
                     batch = _copied(batch)
-                self._put(lambda batch=batch: batch)  # type: ignore[misc]
+                self._put(batch)
                 if batch is None:
                     return
         except BaseException as error:
-            self._put(_raising(error))
+            self._put(error)
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
 
-    def _put(self, item: Callable[[], Batch | None]) -> None:
+    def _put(self, item: Batch | BaseException | None) -> None:
         while not self._stopped.is_set():
             try:
                 self._ready.put(item, timeout=0.1)
             except queue.Full:
                 continue
             return
-
-
-def _raising(error: BaseException) -> Callable[[], Batch | None]:
-    def fail() -> Batch | None:
-        raise error
-
-    return fail
 
 
 def _copied(batch: Batch) -> Batch:

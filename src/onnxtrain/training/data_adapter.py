@@ -185,10 +185,6 @@ class DataAdapter:
                 return None
         return given
 
-    def _reading(self, objective: Objective, **more: Any) -> Reading:
-        loss = objective.heads[0].loss if objective.heads else None
-        return Reading(loss, self.folder, kept=self.names.kept, **more)
-
     def open(self, objective: Objective, source: Any, *, target: TargetNames | None = None) -> Dataset:
         """Open data for prediction; targets are optional."""
         columns, specs = columns_of_targets(target, objective.output_names), self.names.specs(objective.inputs)
@@ -196,7 +192,12 @@ class DataAdapter:
             others = tuple(name for own in columns.values() for name in own)
             target, specs = None, [dataclasses.replace(spec, left_out=(*spec.left_out, *others)) for spec in specs]
         assert target is None or isinstance(target, str)
-        return open_dataset(self._reading(objective).read(source), specs, target=target, need_target=False)
+        return open_dataset(
+            Reading.of(objective, self.folder, kept=self.names.kept).read(source),
+            specs,
+            target=target,
+            need_target=False,
+        )
 
     def open_with_targets(
         self,
@@ -212,7 +213,7 @@ class DataAdapter:
         if is_packed(source):
             objective = objective.packing()
         specs, outputs, several = self.names.specs(objective.inputs), objective.output_names, objective.several
-        reading = self._reading(objective, config=config, paired=self.paired)
+        reading = Reading.of(objective, self.folder, config=config, paired=self.paired, kept=self.names.kept)
         source, weights = split_weights(reading.read(source), sample_weight, len(specs))
         column = weights if isinstance(weights, str) else None
         if column is not None and isinstance(source, ExampleSource):
@@ -338,6 +339,7 @@ class Reading:
         config: Settings of the training that the data are for; ``None`` for a prediction.
         paired: Consecutive examples that a step reads together, where the loss compares them; 0 for all.
         kept: Settings of plugins beside a trained model, by plugin: those of the data that it was trained on.
+        head: The loss with its output and the form of its targets; ``None`` as for ``loss``.
     """
 
     loss: Loss | None
@@ -345,6 +347,12 @@ class Reading:
     config: TrainingConfig | None = None
     paired: int = 0
     kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    head: LossHead | None = None
+
+    @classmethod
+    def of(cls, objective: Objective, folder: Path | None, **more: Any) -> Reading:
+        """Return the settings of an objective, those of a prediction where there are no more."""
+        return cls(head.loss if (head := next(iter(objective.heads), None)) else None, folder, head=head, **more)
 
     def read(self, source: Any) -> Any:
         """Return data of plugins' kinds as examples, and other data as they are."""

@@ -189,8 +189,8 @@ class FitOptions:
         None,
         "A function ``augment(inputs, rng)`` that changes the inputs of training batches: the array of the only "
         "input [N, ...], or a dictionary of several, and a ``numpy.random.Generator`` that follows from the seed, "
-        "the epoch and the batch alone. It returns inputs of the same types and shapes. A checkpoint compares its "
-        "name.",
+        "the epoch and the batch alone. It returns inputs of the same types and shapes. "
+        "``augment(inputs, targets, rng)`` returns both. A checkpoint compares its name.",
     )
     ema: bool | None = option(
         None,

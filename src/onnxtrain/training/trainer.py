@@ -354,8 +354,8 @@ class Trainer(TrainedModel):
                 are the same. An iterable that only the main thread may read needs ``False``.
             augment: A function ``augment(inputs, rng)`` that changes the inputs of training batches: the array of the
                 only input [N, ...], or a dictionary of several, and a ``numpy.random.Generator`` that follows from the
-                seed, the epoch and the batch alone. It returns inputs of the same types and shapes. A checkpoint
-                compares its name.
+                seed, the epoch and the batch alone. It returns inputs of the same types and shapes. ``augment(inputs,
+                targets, rng)`` returns both. A checkpoint compares its name.
             ema: Whether validation measures the moving averages of the weights (``Trainer(ema=...)``), which
                 ``save_best`` then writes; by default where the trainer keeps them. Early stopping puts averages and
                 weights back.
@@ -398,11 +398,17 @@ class Trainer(TrainedModel):
         best = None if save_best is None or checkpoint is None else os.path.join(checkpoint, name)
         if best is not None and os.path.isdir(os.path.dirname(best)):
             self.config.model.check_writable(best)
-        folder = None if run is None else _run_folder(run, resume=checkpoints.resume)
+        folder = None
+        if run is not None:
+            from onnxtrain.training.run_folder import RunFolder  # imports the charts
+
+            folder = run if isinstance(run, RunFolder) else RunFolder(run)
+            folder.check(resume=checkpoints.resume)
         if checkpoints.resume:
             self._take_names(checkpoints)
         self.data_adapter.paired = -(-batch_size // self.config.accumulate)
         dataset, held_out = self._open_fit_data(data, y, options, ema=ema)
+        dataset = getattr(augment, "opened", lambda _, own: own)(self, dataset)  # with targets that can be mixed
         size = examples_per_step(self.executor, dataset, batch_size)
         self._warn_once(*(() if rank else fixed_batch_hints(self.executor, dataset, batch_size)))
         per_epoch = steps_per_epoch or steps_of_epoch(self.executor, dataset, size)
@@ -555,11 +561,3 @@ def _named_sets(validation: Source, inputs: Set[str]) -> dict[str, Source]:
     if named and not any(is_array_like(each) and not is_frame(each) for each in validation.values()):
         return {f"{name}_": each for name, each in validation.items()}
     return {} if validation is None else {"": validation}
-
-
-def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:
-    from onnxtrain.training.run_folder import RunFolder  # imports the charts
-
-    folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    folder.check(resume=resume)
-    return folder

@@ -133,6 +133,6 @@ def _mean(found: _Found, count: int) -> float:
             hits = np.cumsum(right)
             precision = hits / np.arange(1, len(hits) + 1)
             best = np.maximum.accumulate(precision[::-1])[::-1]  # the highest at this recall or above
-            at = np.searchsorted(hits / found.true[label], _RECALLS - 1e-12)
+            at = np.searchsorted(hits / found.true[label], _RECALLS)
             values.append(float(np.append(best, 0.0)[np.minimum(at, len(best))].mean()))
     return float(np.mean(values)) if values else float("nan")
