@@ -198,8 +198,8 @@ HEADER = "a,b,c,d,y\n"
         (HEADER + "1,2,2026_11,4,0\n", r"line 2 of .* has '2026_11' in the column 'c', which needs a number\."),
         (HEADER + "1,2,2026-11-22,4,0\n", r"has '2026-11-22' in the column 'c', which needs a number\."),
         (HEADER + "1,2,3,4,0\n1,2,3,4,bird\n", r"line 3 of .* has 'bird' in the column 'y', which needs a number\."),
-        (HEADER + "1,2,3,4,\n", r"line 2 of .* has no value in the column 'y'"),
-        (HEADER + "1,2,3,4,nan\n", r"line 2 of .* has no value \('nan'\) in the column 'y'"),
+        (HEADER + "1,2,3,4,\n", r"d\.csv': 1 of 1 targets are missing \(NaN or empty\), so that there is nothing"),
+        (HEADER + "1,2,3,4,nan\n", r"d\.csv': 1 of 1 targets are missing \(NaN or empty\), so that there is nothing"),
         (HEADER + "1,2,3,4,bird\n1,2,3,4,bird\n", r"all targets have the same label, 'bird'"),
         (HEADER + "".join(f"1,2,3,4,{name}\n" for name in "pqrs"), r"4 different labels .* has 3 classes"),
         (HEADER + "1,2,3,4,3\n", r"label 3 at example 0, but labels must be 0 to 2"),
@@ -391,8 +391,10 @@ def test_a_missing_first_target_of_numbers_is_no_label(tmp_path, word):
     rows = [",".join(map(str, row)) for row in X[:3]]
     targets = tmp_path / "numbers.csv"
     targets.write_text("\n".join(["a,b,c,d,y", *(f"{row},{y}" for row, y in zip(rows, (word, 0, 1), strict=True))]))
-    with pytest.raises(DataError, match=rf"line 2 of .* has no value \('{word}'\) in the column 'y'; fill in a number"):
+    with pytest.raises(DataError, match="the target array holds nan at example 0"):
         open_dataset(targets, [FEATURES], target="y")
+    missing = open_dataset(targets, [FEATURES], target="y", validate=False).targets
+    np.testing.assert_array_equal(missing, [np.nan, 0, 1])
     named = tmp_path / "labels.csv"
     named.write_text("\n".join(["a,b,c,d,y", *(f"{row},{y}" for row, y in zip(rows, (word, "EU", "US"), strict=True))]))
     assert open_dataset(named, [FEATURES], target="y").targets.tolist() == [word, "EU", "US"]

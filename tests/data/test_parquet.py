@@ -82,7 +82,7 @@ def test_columns_go_to_inputs_by_name_and_type(tmp_path):
         (columns(y=LABELS, d=[datetime.date(2026, 11, 22)] * 12), r"the column 'd' holds date32\[day\], not numbers"),
         (columns(y=LABELS, d=[1.0] * 7 + [None] + [2.0] * 4), r"the column 'd' has no value at example 7"),
         (columns(y=LABELS, d=[1.0] * 7 + [np.nan] + [2.0] * 4), r"input 'input' holds nan at example 7"),
-        (columns(y=["a", None] * 6), r"the column 'y' has no value at example 1"),
+        (columns(y=["a", None] * 6), r"all targets have the same label, 'a'"),
         ({name: np.empty(0) for name in "abcdy"}, r"has columns, but no rows"),
     ],
     ids=range(10),

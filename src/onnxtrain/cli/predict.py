@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -100,17 +101,22 @@ def command(
         size = len(next(iter(arrays.values())))
         loaded = ModelFile.load(model)
         names = read_names(loaded, lora_adapter)
-        labels = names.labels
-        classified = labels is not None or probabilities
         floating = (name for name, array in arrays.items() if kind_of(array.dtype) == "float")
         scores = names.output if names.output in arrays else next(floating, next(iter(arrays)))
+        by_output = isinstance(names.labels, Mapping)
+        classified = names.labels is not None or probabilities
         table = prediction_table(
             arrays,
             examples=getattr(source, "examples_read", None),
-            labels=labels,
+            labels=names.labels,
             probabilities=probabilities,
-            kind=kind_of_output(loaded, scores) if classified else None,
+            kind={name: kind_of_output(loaded, name) for name in names.labels or () if name in arrays}
+            if by_output
+            else kind_of_output(loaded, scores)
+            if classified
+            else None,
             output=scores,
+            targets=names.targets,
         )
         write_table(output, table)
         rows = {"lines": count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}

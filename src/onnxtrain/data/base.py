@@ -311,7 +311,7 @@ def converted(
     if spec.table_rows is not None:
         check_indices(values, spec.table_rows, subject, examples)
     if check:
-        check_finite(values, subject, examples, original)
+        check_finite(values, subject, examples, original, spec.may_miss)
     return values
 
 

@@ -78,6 +78,7 @@ class TensorSpec:
     right_padded: bool = False
     table_rows: int | None = None
     documents: bool = False
+    may_miss: bool = False
     pixels: Pixels | None = None
     resizing: Resizing | None = None
     common: bool = False
@@ -149,8 +150,11 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     )
 
 
-def to_numpy(value: object, subject: str, hint: str = "") -> Array:
-    """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy."""
+def to_numpy(value: object, subject: str, hint: str = "", *, may_miss: bool = False) -> Array:
+    """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy.
+
+    With ``may_miss``, None and NaN among objects become empty texts, or NaN among numbers.
+    """
     try:
         array = _convert_container(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
@@ -163,6 +167,8 @@ def to_numpy(value: object, subject: str, hint: str = "") -> Array:
             f"give a NumPy array, or a tensor that has detach().cpu().numpy()."
         ) from error
     if array.dtype == object and not all(isinstance(item, str) for item in array.flat):
+        if may_miss and (filled := _filled(array)) is not None:
+            return filled
         if (row := _missing_text(array)) is not None:
             raise DataError(
                 f"{subject} has no value at row {row} ({array.flat[row]!r} among texts); leave the row out, or fill in "
@@ -172,6 +178,16 @@ def to_numpy(value: object, subject: str, hint: str = "") -> Array:
             f"{subject} is a {type(value).__name__} that holds Python objects; it needs numbers in a rectangular array."
         )
     return array
+
+
+def _filled(array: Array) -> Array | None:
+    """Return texts or numbers with empty texts or NaN in place of missing ones; ``None`` for other objects."""
+    absent = np.array([str(item) in _ABSENT and not isinstance(item, str) for item in array.flat]).reshape(array.shape)
+    if not all(isinstance(item, str | int | float | np.number) for item in array[~absent]):
+        return None
+    texts = any(isinstance(item, str) for item in array[~absent])
+    found = np.where(absent, "" if texts else np.nan, array)
+    return found if texts else found.astype(np.float64)
 
 
 def _missing_text(array: Array) -> int | None:
@@ -315,11 +331,15 @@ def all_finite(array: Array) -> bool:
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
 
 
-def check_finite(array: Array, subject: str, examples: Sequence[int] | Array, original: Array | None = None) -> None:
+def check_finite(
+    array: Array, subject: str, examples: Sequence[int] | Array, original: Array | None = None, may_miss: bool = False
+) -> None:
     """Raise a `DataError` that names the first example with NaN or an infinite value."""
     if kind_of(array.dtype) != "float":
         return
     finite = np.isfinite(array)
+    if may_miss:
+        finite |= np.isnan(array)
     if finite.all():
         return
     row, value = first_row(~finite), array[~finite][0]

@@ -38,6 +38,8 @@ _BOMS: Final = {  # UTF-32 first: its mark begins with that of UTF-16
 # Bytes that are inspected to determine the encoding.
 _START_BYTES: Final = 4096
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
+# A missing target among numbers.
+_NAN: Final = "nan"
 # Cells that are converted at a time.
 _BLOCK_CELLS: Final = 2**17
 
@@ -157,8 +159,13 @@ class CsvFile(Reader):
         chosen.check_width(specs[0], self.name)
         sign = _DecimalSign(self.name, self.decimal, delimiter)
         indices = {name: index for index, name in enumerate(columns)}
-        parts = [_Part([indices[name] for name in chosen.of(spec)], _number_type(spec), sign) for spec in specs]
+        parts = [
+            _Part([indices[name] for name in chosen.of(spec)], _number_type(spec), sign)
+            for spec in specs
+            if not spec.beside
+        ]
         label = None if chosen.target is None or not wanted.need_target else _Target(indices[chosen.target], sign)
+        beside = {spec.name: _Target(indices[spec.name], sign) for spec in specs if spec.beside}
         table = _Table(self.name, columns, rows)
         arrays = [GrowingArray((len(part.indices),), part.dtype) for part in parts]
         empty = True
@@ -166,12 +173,13 @@ class CsvFile(Reader):
             empty = False
             for part, array in zip(parts, arrays, strict=True):
                 array.append(part.values(block, table))
-            if label is not None:
-                label.add(block, table)
+            for column in (*beside.values(), *([] if label is None else [label])):
+                column.append(block, table)
         if empty:
             raise DataError(f"{self.name} has column names, but no line of data; it needs a line per example.")
-        inputs = chosen.as_inputs((array.finish() for array in arrays), specs)
-        return inputs, None if label is None else label.finish()
+        inputs = chosen.as_inputs((array.finish() for array in arrays), specs[: len(arrays)])
+        columns_beside = {name: column.finish() for name, column in beside.items()}
+        return {**inputs, **columns_beside}, None if label is None else label.finish()
 
     def _header(self, row: list[str]) -> list[str]:
         columns = [name.strip() for name in row]
@@ -250,6 +258,7 @@ class _Part:
     indices: list[int]
     dtype: np.dtype[Any]
     sign: _DecimalSign
+    may_miss: bool = False
     _words: list[list[int]] = field(default_factory=list)
 
     def values(self, block: _Block, table: _Table) -> Array:
@@ -257,6 +266,9 @@ class _Part:
         cells = self._cells(block.rows)
         if self.dtype.kind == "T":
             return np.array(cells, self.dtype)
+        missing = self.may_miss and self.dtype.kind == "f"
+        if missing:
+            cells = [[_NAN if _is_missing(cell) else cell for cell in row] for row in cells]
         decimal = self.sign.of(itertools.chain.from_iterable(cells))
         if self.dtype.kind != "b":
             cells = self._with_truth_values(cells, block, table)
@@ -264,11 +276,11 @@ class _Part:
             array = convert_cells(cells, decimal, self.dtype)
         except (ValueError, OverflowError, KeyError):
             array = None
-        if array is not None and np.isfinite(array).all():
+        if array is not None and (np.isfinite(array) | (np.isnan(array) & missing)).all():
             return array
         for row, found in enumerate(cells):
             for index, cell in zip(self.indices, found, strict=True):
-                if not is_number(cell, decimal, self.dtype):
+                if not is_number(cell, decimal, self.dtype) and not (missing and cell == _NAN):
                     needed = {"f": "a number", "b": "true or false"}.get(self.dtype.kind, "an integer")
                     range_ = (
                         f" that {self.dtype} can hold" if is_number(cell, decimal) and self.dtype.kind != "b" else ""
@@ -328,54 +340,49 @@ class _DecimalSign:
 
 
 class _Target:
-    """The target column: integers, numbers or labels, depending on its first cell."""
+    """A target column: integers, numbers or labels, depending on its first cell; missing ones are NaN, or empty."""
 
     def __init__(self, index: int, sign: _DecimalSign) -> None:
         self._index, self._sign = index, sign
-        self._texts: GrowingTexts | None = None
-        self._found: GrowingArray | None = None
-        self._missing: DataError | None = None
+        self._found: GrowingArray | GrowingTexts | None = None
+        self._undecided = False
 
-    def add(self, block: _Block, table: _Table) -> None:
-        """Add a block; an error names an empty cell, or one that is not a number though the first one is."""
-        if self._found is None and self._texts is None:
-            first = block.rows[0][self._index]
-            if is_number(first, self._sign.of([first]), finite=False):
-                self._found = GrowingArray((), np.dtype(np.int64))
-            else:
-                self._texts = GrowingTexts()
-                self._missing = table.error(block, 0, self._index, "a number") if _is_missing(first) else None
-        if self._texts is not None:
-            self._texts.append(self._cells(block, table))
+    def append(self, block: _Block, table: _Table) -> None:
+        """Add a block; an error names a cell that is not a number though the first one is."""
+        first = block.rows[0][self._index]
+        if self._found is None:
+            number = is_number(first, self._sign.of([first]), finite=False) and not _is_missing(first)
+            self._found = GrowingArray((), np.dtype(np.int64)) if number else GrowingTexts()
+            self._undecided = _is_missing(first)
+        if isinstance(self._found, GrowingTexts):
+            self._found.append([row[self._index].strip() for row in block.rows])
             return
-        assert self._found is not None
         if self._found.dtype == np.int64:
             try:
-                self._found.append(self._values(block, table))
+                self._found.append(self._values(block, table, self._found.dtype))
                 return
             except DataError:
                 self._found = GrowingArray.of(self._found.finish(), np.dtype(np.float64))
-        self._found.append(self._values(block, table))
+        self._found.append(self._values(block, table, self._found.dtype))
 
-    def _values(self, block: _Block, table: _Table) -> Array:
-        assert self._found is not None
-        return _Part([self._index], self._found.dtype, self._sign).values(block, table)[:, 0]
-
-    def _cells(self, block: _Block, table: _Table) -> list[str]:
-        cells = [row[self._index].strip() for row in block.rows]
-        if "" in cells:
-            raise table.error(block, cells.index(""), self._index, "a value")
-        return cells
+    def _values(self, block: _Block, table: _Table, dtype: np.dtype[Any]) -> Array:
+        return _Part([self._index], dtype, self._sign, may_miss=True).values(block, table)[:, 0]
 
     def finish(self) -> Array:
         """Return all targets."""
-        if self._texts is not None and self._missing is not None:
-            others = [text for text in self._texts.distinct if not _is_missing(text)]
-            if others and all(is_number(text) for text in others):
-                raise self._missing
-        found = self._texts or self._found
+        found = self._found
         assert found is not None
-        return found.finish()
+        if isinstance(found, GrowingArray) or not self._undecided:
+            return found.finish()
+        sign = self._sign.of(text for text in found.distinct if not _is_missing(text))
+        if not all(_is_missing(text) or is_number(text, sign) for text in found.distinct):
+            return found.finish()
+        values = {text: _NAN if _is_missing(text) else text for text in found.distinct}
+        return GrowingArray.of(
+            found.finish(),
+            np.dtype(np.float64),
+            lambda block: convert_cells([[values[str(text)] for text in block]], sign, np.dtype(np.float64))[0],
+        ).finish()
 
 
 def _number_type(spec: TensorSpec) -> np.dtype[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,9 @@ from onnxtrain.operators.call_text import read_literal
 Columns = Mapping[str, tuple[str, ...]]
 """Names of columns in the model's order, by input."""
 
+Labels = tuple[str, ...] | Columns
+"""Text labels in the order of the classes; by output where several have losses."""
+
 
 @dataclass(frozen=True)
 class DataNames:
@@ -32,10 +36,11 @@ class DataNames:
 
     columns: Columns = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    labels: tuple[str, ...] | None = None
+    labels: Labels | None = None
     pixels: Pixels | None = None
     resizing: Resizing | None = None
     output: str | None = None
+    targets: Columns = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
@@ -59,9 +64,14 @@ class DataNames:
             for spec in specs
         ]
 
-    def of_output(self, output: str | None) -> DataNames:
-        """Return the names without labels if these are the classes of another output."""
-        return self if self.output in (None, output) else replace(self, labels=None, output=None)
+    def of_outputs(self, outputs: Sequence[str], first: str | None) -> DataNames:
+        """Return the names with the labels of these outputs alone; ``first`` has those that name no output."""
+        labels, only = self.labels, outputs[0] if len(outputs) == 1 else None
+        if len(outputs) < 2 and not isinstance(labels, Mapping):
+            return self if self.output in (None, only) else replace(self, labels=None, output=None)
+        by_output = labels if isinstance(labels, Mapping) else {str(self.output or first): labels or ()}
+        own = {name: by_output[name] for name in outputs if by_output.get(name)}
+        return replace(self, labels=own.get(only or "") if len(outputs) < 2 else own or None, output=None)
 
     def record(self) -> dict[str, Any]:
         """Return the names as JSON data, without unknown ones."""
@@ -69,7 +79,8 @@ class DataNames:
         return {
             **({"columns": columns} if columns else {}),
             **({"left_out": list(self.left_out)} if columns and self.left_out else {}),
-            **({} if self.labels is None else {"labels": list(self.labels)}),
+            **({"targets": {name: list(own) for name, own in self.targets.items()}} if self.targets else {}),
+            **({} if self.labels is None else {"labels": labels_record(self.labels)}),
             **({} if self.labels is None or self.output is None else {"output": self.output}),
             **({} if self.pixels is None else self.pixels.record()),
             **({} if self.resizing is None else self.resizing.record()),
@@ -82,8 +93,10 @@ class DataNames:
         known = {"labels": record} if isinstance(record, list) else record
         if not isinstance(known, dict) or not known or not known.keys() <= _KEYS:
             raise ValueError("the data has another form")
-        columns, labels = known.get("columns", {}), known.get("labels")
-        lists = [*(columns.values() if isinstance(columns, dict) else [None]), *([labels] if "labels" in known else [])]
+        columns, labels, targets = known.get("columns", {}), known.get("labels"), known.get("targets", {})
+        of_labels = labels.values() if isinstance(labels, dict) and labels else [labels] if "labels" in known else []
+        of_columns = (each.values() if isinstance(each, dict) else [None] for each in (columns, targets))
+        lists = [*itertools.chain(*of_columns), *of_labels]
         if not all(_is_list_of_texts(names) and names for names in lists):
             raise ValueError("the data has another form")
         left_out, output, kept = known.get("left_out", []), known.get("output"), known.get("kept", {})
@@ -92,25 +105,34 @@ class DataNames:
         return cls(
             {name: tuple(names) for name, names in columns.items()},
             tuple(left_out),
-            None if labels is None else tuple(labels),
+            {name: tuple(own) for name, own in labels.items()}
+            if isinstance(labels, dict)
+            else labels and tuple(labels),
             Pixels.of_record(known) if known.keys() & {"mean", "std"} else None,
             Resizing.of_record(known) if "resize" in known else None,
             output,
+            {name: tuple(names) for name, names in targets.items()},
             kept,
         )
 
 
 _OF_IMAGES: Final = ("mean", "std", "resize", "crop", "resample", "orient")
-_KEYS: Final = {"columns", "left_out", "labels", "output", "kept", *_OF_IMAGES}
+_KEYS: Final = {"columns", "left_out", "targets", "labels", "output", "kept", *_OF_IMAGES}
 
 
 def _is_list_of_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def labels_text(labels: Sequence[str]) -> str:
-    """Format labels as a JSON list."""
-    return json.dumps(list(labels), ensure_ascii=False, indent=1)
+def labels_record(labels: Labels) -> list[str] | dict[str, list[str]]:
+    """Return labels as JSON data."""
+    return {name: [*own] for name, own in labels.items()} if isinstance(labels, Mapping) else [*labels]
+
+
+def labels_text(labels: Labels) -> str:
+    """Format labels as a JSON list, or as an object that has them by output."""
+    record = labels_record(labels)
+    return json.dumps(record if isinstance(record, list) else {"labels": record}, ensure_ascii=False, indent=1)
 
 
 def names_file(model: Path) -> Path:

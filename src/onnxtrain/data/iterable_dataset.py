@@ -47,8 +47,7 @@ class IterableDataset(Dataset):
         self._form: _Form | None = None  # of the last batch
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in wanted.specs if not spec.beside}
-        self._beside: dict[str | None, _Beside] = {spec.name: _Beside() for spec in wanted.specs if spec.beside}
-        self._beside[None] = _Beside()
+        self._beside: dict[str | None, _Beside] = dict.fromkeys([*wanted.names_beside(), None], _Beside())
         self._weights: str | None = None  # name of the array of weights
         self._check_values = False
         self._epochs_read = [0]  # shared by all copies, as a one-shot iterator is
@@ -188,7 +187,7 @@ class IterableDataset(Dataset):
     def adapted(self, value: object, key: str | None, subject: str) -> Array:
         """Return targets in the form of the loss, or weights."""
         spec, adapt, _ = self._beside[key]
-        array = value if isinstance(value, np.ndarray) else to_numpy(value, subject, "" if spec is None else spec.hint)
+        array = to_numpy(value, subject, "" if spec is None else spec.hint, may_miss=True)
         if key is not None and key == self._weights:
             return check_weights(array, subject)
         return array if adapt is None else adapt(array)
@@ -211,4 +210,4 @@ class IterableDataset(Dataset):
                 f"{name} is a {type(item).__name__} of arrays without names, but sample_weight is the name of an "
                 f"array; give a mapping with '{self._weights}'."
             )
-        return self._wanted.of_batch(item, name)
+        return self._wanted.joined(self._wanted.of_batch(item, name), name)

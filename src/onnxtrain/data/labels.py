@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 
 import numpy as np
 
@@ -18,7 +21,7 @@ _BLOCK = 2**18
 
 def learn_labels(targets: Array, classes: int | None, orders: Iterable[Sequence[str]] = ()) -> tuple[str, ...]:
     """Return the string targets in the order of their classes: a known order that has them all, else the alphabet's."""
-    found = {str(label) for block in _texts(targets) for label in np.unique(block)}
+    found = {str(label) for block in _texts(targets) for label in np.unique(block)} - {""}
     known = next((order for order in orders if found <= set(order)), sorted(found))
     is_short = classes is None or len(known) <= classes
     labels = tuple(str(label) for label in known if is_short or label in found)
@@ -95,20 +98,35 @@ def no_labels(labels: Sequence[str], classes: int | None) -> str:
     )
 
 
-def to_indices(targets: Array, labels: Sequence[str]) -> Array:
-    """Convert string labels to class indices."""
+def as_groups(targets: Array) -> Array:
+    """Convert labels that only tell which examples belong together: texts to hashes, [N, 1] to [N]."""
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    if kind_of(targets.dtype) != "string":
+        return as_classes(targets, (None,) * (targets.ndim + 1), 1)
+    if (targets == "").any():
+        raise _without_label(targets, int((targets == "").argmax()), "empty")
+    texts, positions = np.unique(targets.astype(str), return_inverse=True)
+    hashes = [blake2b(str(text).encode(), digest_size=7).digest() for text in texts]
+    return np.array([int.from_bytes(each) for each in hashes], np.int64)[positions.reshape(targets.shape)]
+
+
+def to_indices(targets: Array, labels: Sequence[str], missing: float | None = None) -> Array:
+    """Convert string labels to class indices; empty ones become the missing label, or are refused."""
     order = np.argsort(np.asarray(labels, dtype=str))
     known = np.asarray(labels, dtype=str)[order]
-    found = GrowingArray((), np.dtype(np.int64))
-    for texts in _texts(targets):
-        positions = np.minimum(np.searchsorted(known, texts), len(known) - 1)
-        wrong = known[positions] != texts
+    found = GrowingArray((), np.dtype(np.float64 if missing is not None and np.isnan(missing) else np.int64))
+    for before, texts in zip(itertools.count(step=_BLOCK), _texts(targets), strict=False):
+        positions, empty = np.minimum(np.searchsorted(known, texts), len(known) - 1), texts == ""
+        if empty.any() and missing is None:
+            raise _without_label(targets, before + int(empty.argmax()), "empty")
+        wrong = (known[positions] != texts) & ~empty
         if wrong.any():
             raise DataError(
                 f"the target {str(texts[wrong][0])!r} is not a label of this model; its labels are "
                 f"{some_labels(labels)}."
             ).about("targets", got=str(texts[wrong][0]), wanted=[*labels])
-        found.append(order[positions])
+        found.append(np.where(empty, missing or 0, order[positions]) if empty.any() else order[positions])
     return found.finish().reshape(targets.shape)
 
 
@@ -138,8 +156,8 @@ def some_labels(labels: Sequence[str]) -> str:
     return listed(map(repr, labels), 8, counted=False)
 
 
-def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Array:
-    """Convert labels to the form of a classification loss: [N, 1] to [N], integral floats to integers."""
+def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int, missing: int | None = None) -> Array:
+    """Convert labels to the form of a classification loss: [N, 1] to [N], integral floats, and NaN, to integers."""
     rank, shape = len(prediction), targets.shape
     if targets.ndim == rank and axis < rank and prediction[axis] != 1:
         last = prediction[-1]
@@ -150,21 +168,29 @@ def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Ar
     if targets.ndim == rank - 1 and kind_of(targets.dtype) == "float":
         if all(map(_are_whole, _blocks(targets))):
             return GrowingArray.of(targets, np.dtype(np.int64)).finish()
-        _check_no_nan(targets)
+        for before, block in zip(itertools.count(step=_BLOCK), _blocks(targets), strict=False):
+            if missing is None and np.isnan(block).any():
+                raise _without_label(targets, before + int(np.isnan(block).argmax()), "nan")
+        if missing is not None and all(_are_whole(np.nan_to_num(block, posinf=0.5)) for block in _blocks(targets)):
+            return GrowingArray.of(
+                targets, np.dtype(np.int64), lambda block: np.where(np.isnan(block), missing, block)
+            ).finish()
     return targets
 
 
-def _check_no_nan(targets: Array) -> None:
-    before = 0
-    for block in _blocks(targets):
-        missing = np.isnan(block)
-        if missing.any():
-            example = (before + int(missing.argmax())) // max(1, targets[0].size)
-            raise DataError(
-                f"the targets have no label at example {example} (nan): leave such examples out, or give them the "
-                "label that the loss ignores (ignore_index, -100 by default)."
-            )
-        before += len(block)
+def _without_label(targets: Array, element: int, shown: str) -> DataError:
+    return DataError(
+        f"the targets have no label at example {element // max(1, math.prod(targets.shape[1:]))} ({shown}): leave "
+        "such examples out, or give them the label that the loss ignores (ignore_index, -100 by default)."
+    )
+
+
+def count_missing(targets: Array) -> int:
+    """Return how many targets are missing: NaN, or empty texts."""
+    kind = kind_of(targets.dtype)
+    if kind not in ("float", "string"):
+        return 0
+    return sum(int(np.count_nonzero(np.isnan(block) if kind == "float" else block == "")) for block in _blocks(targets))
 
 
 def _are_whole(block: Array) -> bool:

@@ -87,7 +87,7 @@ class MapDataset(IterableDataset):
         self.pixels, self.declared_labels = examples.pixels, examples.declared_labels
         self.hints, self.of_tokens = examples.hints, examples.of_tokens
         self._indices: Array = np.arange(len(examples))
-        self._seen: Array | None = None
+        self._seen: dict[str | None, Array | None] = {}
         self._row_weights: tuple[Array, TensorSpec] | None = None
         self.name = name
         self.size = len(self._indices)
@@ -110,26 +110,28 @@ class MapDataset(IterableDataset):
 
     def values(self, name: str | None = None) -> Array | None:
         """Return targets of the first examples; of all where they are strings, so that every class is known."""
-        if name is not None or not self._wanted.need_target:
+        if name not in self._beside or (name is None and not (self._wanted.need_target or self._wanted.columns)):
             return None
-        if self._seen is None:
-            self._seen = self._look()
-        return None if self._seen is None else self.adapted(self._seen, None, "the target array")
+        if name not in self._seen:
+            self._seen[name] = self._look(name)
+        found = self._seen[name]
+        return None if found is None else self.adapted(found, name, "the target array")
 
-    def _look(self) -> Array | None:
-        known = self._examples.all_targets()
+    def _look(self, name: str | None) -> Array | None:
+        known = self._examples.all_targets() if name is None else None
         if known is not None:
             return known[self._indices]
-        first = self._targets_of(self._indices[:_LOOKED_AT])
+        first = self._targets_of(name, self._indices[:_LOOKED_AT])
         if first is None or kind_of(first.dtype) != "string":
             return first
         rest = (self._indices[start : start + _LOOKED_AT] for start in range(_LOOKED_AT, self.size, _LOOKED_AT))
-        found = [first, *(targets for targets in map(self._targets_of, rest) if targets is not None)]
+        found = [first, *(targets for rows in rest if (targets := self._targets_of(name, rows)) is not None)]
         return np.concatenate(found)
 
-    def _targets_of(self, rows: Array) -> Array | None:
-        targets = self._matched(self._examples.batch(rows.tolist()), f"the examples {rows[0]} to {rows[-1]}")[1]
-        return None if targets is None else to_numpy(targets, "the target array")
+    def _targets_of(self, name: str | None, rows: Array) -> Array | None:
+        inputs, only = self._matched(self._examples.batch(rows.tolist()), f"the examples {rows[0]} to {rows[-1]}")
+        targets = only if name is None else inputs.get(name)
+        return None if targets is None else to_numpy(targets, "the target array", may_miss=True)
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
         """Return the same data with one weight per row; see `Dataset.with_weights`."""
@@ -164,7 +166,7 @@ class MapDataset(IterableDataset):
         """Return the examples with these indices as a dataset."""
         subset = copy.copy(self)
         subset._indices, subset.size = self._indices[indices], len(indices)
-        subset._seen = None
+        subset._seen = {}
         return subset
 
     def fingerprint(self) -> str | None:
@@ -308,10 +310,12 @@ class HuggingFaceExamples(Examples):
         column = found[names[0]]
         if len(column) and is_image(column[0]):
             return _images(column, spec, "the dataset")
+        if spec.beside:
+            return to_numpy(column, f"the column '{spec.name}'", may_miss=True)
         return as_input(_numbers(column, spec.name), spec)
 
     def _labels(self, column: Sequence[Any]) -> Array:
-        values: Array = np.asarray(column)
+        values = to_numpy(column, f"the column '{self._target}'", may_miss=True)
         if self._names is None or values.dtype.kind not in "iu":
             return values
         unknown = values[(values < 0) | (values >= len(self._names))]

@@ -4,14 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
+from onnxtrain.data.conversion import Array, TensorSpec, are_truth_values, kind_of, to_numpy, to_truth_values
 from onnxtrain.errors import DataError
 from onnxtrain.errors.formatting import listed
+
+TargetNames = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""Names of targets: one, several columns ("a,b" or a list), or those of each output."""
+
+
+def columns_of_targets(target: TargetNames | None, outputs: Sequence[str]) -> dict[str, list[str]]:
+    """Return the columns of each output's targets where several are named; {} for one name, or none."""
+    if isinstance(target, str) and "," in target:
+        target = [name.strip() for name in target.split(",")]
+    if target is None or isinstance(target, str):
+        return {}
+    if not isinstance(target, Mapping):
+        if len(outputs) > 1:
+            raise DataError(
+                f"target={target!r} names columns, but {len(outputs)} outputs have losses; give a mapping with "
+                f"{', '.join(outputs)}, or name the columns like the outputs."
+            )
+        target = {outputs[0] if outputs else "": target}
+    if wrong := [name for name in target if outputs and name not in outputs]:
+        raise DataError(f"target has the output {wrong[0]!r}, but outputs with losses are {', '.join(outputs)}.")
+    found = {name: [own] if isinstance(own, str) else [*own] for name, own in target.items()}
+    return {**{name: [name] for name in outputs}, **found}
+
+
+def _stacked(parts: list[Array], columns: Sequence[str], subject: str) -> Array:
+    """Put the columns of a target together, [N, columns]: numbers and truth values, or texts."""
+    texts = [kind_of(part.dtype) == "string" for part in parts]
+    if any(texts):
+        parts = [
+            to_truth_values(part) if is_text and are_truth_values(part) else part
+            for part, is_text in zip(parts, texts, strict=True)
+        ]
+        texts = [kind_of(part.dtype) == "string" for part in parts]
+    if any(texts) and not all(texts):
+        raise DataError(
+            f"the target columns {_names(columns)} of {subject} hold texts in '{columns[texts.index(True)]}' and "
+            f"numbers in '{columns[texts.index(False)]}'; give one kind for all."
+        )
+    return np.stack(parts, axis=-1)
 
 
 class NoSuchArrayError(DataError):
@@ -62,11 +101,13 @@ class Wanted:
         specs: Inputs of the model in their order, then arrays beside them: targets by name, weights of examples.
         target: Name of the only target, where there are several candidates.
         need_target: Raise an error where there are no targets.
+        columns: Columns that are put together as targets, by output; ``None`` is the only target.
     """
 
     specs: Sequence[TensorSpec]
     target: str | None = None
     need_target: bool = True
+    columns: Mapping[str | None, Sequence[str]] = field(default_factory=dict)
 
     def without_target(self, specs: Sequence[TensorSpec] | None = None) -> Wanted:
         """Return the same inputs, or others, where no targets are needed."""
@@ -124,7 +165,7 @@ class Wanted:
         if flat and len(parts) == count and not self.need_target:
             return _named(parts, specs), None
         if len(parts) == 2 and isinstance(parts[1], Mapping) and not self.need_target:
-            return self.without_target().of_names(self.joined(parts[0], parts[1], subject), subject)
+            return self.without_target().of_names(self.with_targets(parts[0], parts[1], subject), subject)
         if len(parts) == 2 and is_array_like(parts[1]):
             inputs, targets = parts
             if isinstance(inputs, Mapping):
@@ -147,7 +188,27 @@ class Wanted:
             f"or a mapping from name to array."
         )
 
-    def joined(self, inputs: object, targets: Mapping[str, object], subject: str) -> dict[str, object]:
+    def names_beside(self) -> list[str | None]:
+        """Return the names of the arrays beside the inputs, once columns are put together."""
+        taken = {column for own in self.columns.values() for column in own}
+        return [*self.columns, *(spec.name for spec in self.specs if spec.beside and spec.name not in taken)]
+
+    def joined(self, found: Matched, subject: str) -> Matched:
+        """Put the columns of targets together: [N] for one, [N, columns] for several."""
+        if not self.columns:
+            return found
+        taken = {column for own in self.columns.values() for column in own}
+        arrays = {name: to_numpy(found[0][name], f"'{name}' of {subject}", may_miss=True) for name in taken}
+        targets = {
+            name: arrays[own[0]] if len(own) == 1 else _stacked([arrays[column] for column in own], own, subject)
+            for name, own in self.columns.items()
+        }
+        only = targets.pop(None, None)
+        inputs = {spec.name for spec in self.specs if not spec.beside}
+        rest = {name: array for name, array in found[0].items() if name in inputs or name not in taken}
+        return {**rest, **{str(name): array for name, array in targets.items()}}, only
+
+    def with_targets(self, inputs: object, targets: Mapping[str, object], subject: str) -> dict[str, object]:
         """Combine inputs of any form and several targets by name into one mapping."""
         own = self.without_target([spec for spec in self.specs if spec.name not in targets])
         return {**own.of_batch(inputs, f"the inputs of {subject}")[0], **targets}
@@ -176,9 +237,9 @@ class Wanted:
         keys = columns_of_table(frame, "the table")
         chosen = self.of_columns([*keys], "the table")
         label = chosen.target if self.need_target else None
-        targets = None if label is None else column_of(frame, keys[label], label)
-        columns = dict.fromkeys(name for spec in self.specs for name in chosen.of(spec))
-        arrays = {name: column_of(frame, keys[name], name) for name in columns}
+        targets = None if label is None else column_of(frame, keys[label], label, may_miss=True)
+        columns = {name: spec.beside for spec in self.specs for name in chosen.of(spec)}
+        arrays = {name: column_of(frame, keys[name], name, may_miss=beside) for name, beside in columns.items()}
         for name in chosen.features or ():
             if kind_of(arrays[name].dtype) not in ("boolean", "integer", "float"):
                 raise DataError(
@@ -209,8 +270,9 @@ class Wanted:
             raise DataError(
                 f"{subject} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}."
             ).about(missing, got=columns)
-        features = [name for name in columns if name != target and name not in beside]
         (spec,) = specs
+        beside += spec.left_out if spec.columns is None else ()
+        features = [name for name in columns if name != target and name not in beside] or beside  # an autoencoder's
         if spec.shape is not None and len(spec.shape) != 2:
             raise DataError(
                 f"{subject} has no column '{spec.name}', and its columns stacked have rank 2, but the input "
@@ -391,9 +453,9 @@ def check_unique(names: Sequence[str], subject: str) -> None:
         seen.add(name)
 
 
-def column_of(frame: Any, key: object, name: str) -> Array:
+def column_of(frame: Any, key: object, name: str, *, may_miss: bool = False) -> Array:
     """Return a column of a table as an array."""
-    return to_numpy(frame[key], f"the column '{name}'")
+    return to_numpy(frame[key], f"the column '{name}'", may_miss=may_miss)
 
 
 def named_array(value: object, spec: TensorSpec | None, subject: str) -> tuple[Array, tuple[str, ...] | None]:
@@ -405,7 +467,7 @@ def named_array(value: object, spec: TensorSpec | None, subject: str) -> tuple[A
         indices = {name: index for index, name in enumerate(names)}
         return array[:, [indices[name] for name in order]], tuple(order)
     if not is_frame(value) or spec is None or spec.beside:
-        return to_numpy(value, subject), None
+        return to_numpy(value, subject, may_miss=spec is None or spec.beside), None
     keys = columns_of_table(value, subject)
     order = in_order([*keys], spec, subject)
     if order == [*keys]:

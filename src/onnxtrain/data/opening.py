@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,14 +42,15 @@ def open_dataset(
     need_target: bool = True,
     validate: bool = True,
     others: Sequence[str] = (),
+    columns: Mapping[str | None, Sequence[str]] = MappingProxyType({}),
 ) -> Dataset:
     """Open data of any accepted form for a model."""
     if isinstance(source, Dataset):
         return source.in_order_of(specs)
     beside = [TensorSpec(name, np.dtype(np.float32), beside=True) for name in others]
-    wanted = Wanted([*specs, *beside], target, need_target)
+    wanted = Wanted([*specs, *beside], target, need_target, columns)
     if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
-        source = wanted.joined(source[0], source[1], "the data")
+        source = wanted.with_targets(source[0], source[1], "the data")
     dataset = _examples(source, wanted) or _arrays(source, wanted) or _batches(source, wanted)
     if validate:
         dataset.validate()
@@ -98,7 +100,7 @@ def _arrays(source: object, wanted: Wanted) -> Dataset | None:
     inputs = [spec for spec in specs if not spec.beside]
     if any(spec.time_of == "" for spec in inputs):  # nothing to cut: one ready batch
         return IterableDataset([found[0] if found[1] is None else found], wanted)
-    return ArrayDataset(*found, specs=inputs, name=name)
+    return ArrayDataset(*wanted.joined(found, name), specs=inputs, name=name)
 
 
 def _is_table_of_inputs(source: Sequence[object], specs: Sequence[TensorSpec]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, TensorSpec
+from onnxtrain.data.conversion import Array, TensorSpec, to_numpy
 from onnxtrain.data.files import GrowingArray, GrowingTexts, Reader, check_regular
 from onnxtrain.data.naming import Wanted, check_unique
 from onnxtrain.errors import DataError
@@ -102,22 +102,29 @@ class ParquetFile(Reader):
         groups = [chosen.of(spec) for spec in specs]
         names = [*itertools.chain(*groups), *([label] if label else [])]
         types = {
-            name: type_of(arrow, schema.field(name).type, name, text=chosen.features is None or name == label)
+            name: type_of(
+                arrow, schema.field(name).type, name, text=name not in (chosen.features or ()) or name == label
+            )
             for name in names
         }
         chosen.check_width(specs[0], self.name)
         kinds = [np.result_type(*{types[name] for name in group}) for group in groups]
         arrays = [GrowingArray((len(group),), kind) for group, kind in zip(groups, kinds, strict=True)]
+        may_miss = {label, *(spec.name for spec in specs if spec.beside)}
         targets: GrowingArray | GrowingTexts | None = None
         if label is not None:
             targets = GrowingTexts() if types[label].kind == "O" else GrowingArray((), types[label])
         read = 0
         for block in _blocks(file, names, in_parquet, max(1, _BLOCK_VALUES // len(names))):
             columns_read = dict(zip(block.schema.names, block.columns, strict=True))
-            values = {name: values_of(columns_read[name], name, read) for name in names}
-            for group, array in zip(groups, arrays, strict=True):
-                array.append(np.stack([values[name] for name in group], axis=1))
+            values = {name: values_of(columns_read[name], name, read, name in may_miss) for name in names}
+            for index, group in enumerate(groups):
+                block_values = np.stack([values[name] for name in group], axis=1)
+                if group[0] in may_miss:
+                    arrays[index] = _for(block_values, arrays[index])
+                arrays[index].append(block_values)
             if targets is not None and label is not None:
+                targets = _for(values[label], targets) if isinstance(targets, GrowingArray) else targets
                 targets.append(values[label])
             read += block.num_rows
         if not read:
@@ -149,14 +156,20 @@ def type_of(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
     )
 
 
-def values_of(column: Any, name: str, before: int) -> Array:
-    """Return a column of the rows from ``before`` on as an array; none may be missing."""
-    if column.null_count:
+def _for(block: Array, found: GrowingArray) -> GrowingArray:
+    """Return an array that takes NaN, where a block of integers has missing ones."""
+    fits = found.dtype.kind in "fO" or block.dtype.kind != "f"
+    return found if fits else GrowingArray.of(found.finish(), block.dtype)
+
+
+def values_of(column: Any, name: str, before: int, may_miss: bool = False) -> Array:
+    """Return a column of the rows from ``before`` on as an array; none may be missing, but of targets."""
+    if column.null_count and not may_miss:
         row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or remove the example.")
     if hasattr(column, "dictionary_decode"):
         column = column.dictionary_decode()
-    return np.asarray(column.to_numpy(zero_copy_only=False))
+    return to_numpy(column.to_numpy(zero_copy_only=False), f"the column '{name}'", may_miss=may_miss)
 
 
 def _pyarrow() -> Any:

@@ -216,10 +216,9 @@ def _training(record: Mapping[str, Any]) -> str:
         shown = rows if len(rows) <= 12 else [*rows[:5], *rows[-6:]]
         cells = [[_number(row.get(name)) for name in names] for row in shown]
         text += "\n" + _table(names, cells) + "\n![Training history](training/curves.svg)\n"
-    if record.get("labels"):
-        text += (
-            "\nLabels, in the order of the classes: " + ", ".join(f"`{label}`" for label in record["labels"]) + ".\n"
-        )
+    found = record.get("labels") or []
+    for labels in found.values() if isinstance(found, Mapping) else filter(None, [found]):
+        text += "\nLabels, in the order of the classes: " + ", ".join(f"`{label}`" for label in labels) + ".\n"
     return text
 
 

@@ -51,6 +51,7 @@ class TargetForm:
         dtype: Element type of targets whose type is free; ``None`` for the loss's own.
         shape: Shape of targets whose shape is free, batch first; ``None`` for the loss's own.
         ignoring: True if targets may contain an ignored label.
+        missing: True if values may be missing: NaN.
     """
 
     kind: TargetKind
@@ -58,6 +59,7 @@ class TargetForm:
     dtype: ir.DataType | None = None
     shape: tuple[Dimension, ...] | None = None
     ignoring: bool = True
+    missing: bool = False
 
 
 class Loss:
@@ -82,6 +84,10 @@ class Loss:
     """``"mean"`` of the terms of a batch, as :meth:`build` returns it, or their ``"sum"``."""
     own_metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics that evaluations report where none are requested."""
+    equal_labels: ClassVar[bool] = False
+    """True where labels only tell which examples belong together, so that any texts are labels."""
+    elementwise: ClassVar[bool] = False
+    """True where the loss is :func:`mean_over` elements, from which missing targets are left out."""
     gathers: ClassVar[bool] = False
     """True where :meth:`gather` emits the prediction."""
     shape_hint: str = ""
@@ -153,7 +159,7 @@ class Loss:
 
     def metric_input(self, prediction: Value, target: Value) -> MetricInput:
         """Return the meaning of predictions for metrics; labels of one rank less imply scores over classes."""
-        if self.predicts is None and target.dtype.is_integer() and target.rank is not None:
+        if not (self.predicts or self.equal_labels) and target.dtype.is_integer() and target.rank is not None:
             shape = prediction.shape
             if shape is not None and len(shape) == target.rank + 1:
                 sizes = tuple(size if isinstance(size, int) else -1 for size in target.shape or ())
@@ -214,6 +220,7 @@ class BinaryLoss(ScoreLoss):
 
     probabilities: ClassVar[Literal["distribution", "independent"] | None] = "independent"
     predicts = "binary"
+    elementwise: ClassVar[bool] = True
 
     check_targets: bool
 
@@ -317,8 +324,10 @@ def count_of(op: Builder, counted: Value, like: Value) -> Value:
 
 
 def weighted(op: Builder, terms: Value, weights: Value) -> Value:
-    """Multiply the terms [N, ...] of a loss by the weights of their examples."""
-    return (terms * op.reshape(weights, [-1] + [1] * (node_rank(terms) - 1))).with_shape(terms.shape)
+    """Multiply the terms [N, ...] of a loss by the weights of their examples, or of the terms themselves."""
+    if weights.rank != node_rank(terms):
+        weights = op.reshape(weights, [-1] + [1] * (node_rank(terms) - 1))
+    return (terms * weights).with_shape(terms.shape)
 
 
 def softplus(op: Builder, z: Value) -> Value:

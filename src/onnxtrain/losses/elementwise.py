@@ -52,6 +52,7 @@ class MeanSquaredError(ReducedLoss):
 
     name: ClassVar[str] = "mean_squared_error"
     predicts = "numbers"
+    elementwise: ClassVar[bool] = True
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
@@ -66,6 +67,7 @@ class MeanAbsoluteError(ReducedLoss):
 
     name: ClassVar[str] = "mean_absolute_error"
     predicts = "numbers"
+    elementwise: ClassVar[bool] = True
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
@@ -85,6 +87,7 @@ class Huber(ReducedLoss):
 
     name: ClassVar[str] = "huber"
     predicts = "numbers"
+    elementwise: ClassVar[bool] = True
 
     delta: float = 1.0
 

@@ -38,6 +38,7 @@ class EmbeddingLoss(ReducedLoss):
     """
 
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
+    equal_labels: ClassVar[bool] = True
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return [N], one label per example."""

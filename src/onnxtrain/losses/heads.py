@@ -11,7 +11,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import TargetCheck, TensorSpec
-from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
+from onnxtrain.data.labels import (
+    are_labels,
+    as_classes,
+    as_groups,
+    as_numbers,
+    count_missing,
+    learn_labels,
+    some_labels,
+    to_indices,
+)
 from onnxtrain.data.model_inputs import tensor_spec
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
@@ -26,12 +35,13 @@ from onnxtrain.losses.base import (
     TargetForm,
     TargetKind,
     class_axis,
+    weighted,
 )
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.probabilities import Scores
 from onnxtrain.lowering.logits import find_head
 from onnxtrain.lowering.training_info.recipe import LossTerms
-from onnxtrain.metrics.base import MetricInput, NamedMetric
+from onnxtrain.metrics.base import MetricInput, NamedMetric, of_present
 from onnxtrain.runtime.failures import require_shape
 
 
@@ -100,7 +110,7 @@ class LossHead:
     @cached_property
     def spec(self) -> TensorSpec:
         """Type and shape of targets that the loss requires."""
-        spec = tensor_spec(self.target)
+        spec = replace(tensor_spec(self.target), may_miss=self.form.missing)
         if hint := self.declared.shape_hint:
             return replace(spec, hint=hint, size_hint=hint)
         if len(self.loss.target_kinds) < 2 or spec.dtype.kind == "f":
@@ -179,11 +189,15 @@ class LossHead:
         shape = self._logits
         if shape is None or not isinstance(self.declared, LossByExample):
             return targets
-        if len(self.declared.target_kinds) < 2:
-            return as_numbers(targets, shape)
-        targets = as_classes(targets, shape, self._class_axis)
-        if labels is not None and are_labels(targets, labels, len(shape) - 1):
-            return to_indices(targets, labels)
+        if self.declared.equal_labels:
+            return as_groups(targets)
+        missing: int | None = getattr(self.declared, "ignore_index", None)
+        if self.declared.predicts == "classes" or len(self.declared.target_kinds) > 1:
+            targets, rank = as_classes(targets, shape, self._class_axis, missing), len(shape) - 1
+        else:
+            targets, rank = as_numbers(targets, shape), -1  # numbers are values
+        if labels is not None and are_labels(targets, labels, rank):
+            return to_indices(targets, labels, np.nan if self.asks else missing)
         return targets
 
     @cached_property
@@ -197,17 +211,38 @@ class LossHead:
     @property
     def classes(self) -> int | None:
         """Number of classes of targets that are labels; ``None`` where it is not known."""
-        return self.declared.classes(wrapped(self.prediction))
+        return 2 if self.asks else self.declared.classes(wrapped(self.prediction))
+
+    @property
+    def asks(self) -> bool:
+        """True where targets answer yes-or-no questions, as two labels do."""
+        return self.declared.predicts == "binary" and "indices" not in self.declared.target_kinds
 
     @property
     def take_labels(self) -> bool:
-        """True where targets may be class labels."""
-        return "indices" in self.declared.target_kinds
+        """True where targets may be class labels, whose order counts."""
+        return self.asks or ("indices" in self.declared.target_kinds and not self.declared.equal_labels)
+
+    def learn_labels(self, targets: np.ndarray, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        """Return the text labels of targets in the order of their classes."""
+        if not self.asks:
+            return learn_labels(targets, self.classes, orders)
+        labels, shape = learn_labels(targets, None, orders), self._logits or (1,)
+        if len(labels) > 2 or (targets.ndim < len(shape) and shape[-1] != 1):
+            one = "one yes-or-no question, which two labels answer"
+            asked = one if shape[-1] == 1 or len(shape) < 2 else f"{shape[-1]} yes-or-no questions per example"
+            raise DataError(
+                f"the targets are the labels {some_labels(labels)}, but the loss {self.declared.name} asks {asked}; "
+                f"give the model {len(labels)} classes (--new-head {len(labels)}) and the loss softmax_cross_entropy."
+            ).about("targets", got=labels, wanted=2)
+        return labels
 
     def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
         """Return the form of targets."""
         form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
-        return replace(form, ignoring=True) if self.hold_ignored(targets) else form
+        if self.hold_ignored(targets):
+            return replace(form, missing=True) if targets.dtype.kind == "f" else replace(form, ignoring=True)
+        return form
 
     def form_of_data(self, targets: np.ndarray | None, sizes: Mapping[str, int], *, whole: bool) -> TargetForm:
         """Return the form of the targets of a dataset, given all of them or the first ones."""
@@ -225,7 +260,9 @@ class LossHead:
         return self.classes if self.form.kind == "indices" else None
 
     def hold_ignored(self, targets: np.ndarray) -> bool:
-        """Return whether targets contain ignored labels that the current loss does not handle."""
+        """Return whether targets contain ignored labels, or missing values, that the current loss does not handle."""
+        if targets.dtype.kind == "f":
+            return self.declared.elementwise and not self.form.missing and bool(np.isnan(targets).any())
         if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
             return False
         return bool((targets == np.int64(self._ignored)).any())  # a Python int would have to fit the targets' type
@@ -267,7 +304,12 @@ class LossHead:
     @property
     def scaled(self) -> bool:
         """True where the weight of a batch is not proportional to its number of examples, or the loss is a sum."""
-        return self.loss.reduction == "sum" or (self.form.kind == "indices" and self.loss.counts_labels)
+        counted = self.form.kind == "indices" and self.loss.counts_labels
+        return self.loss.reduction == "sum" or counted or self.form.missing
+
+    def label_weight(self, targets: np.ndarray) -> float:
+        """Return the weight of the targets of a batch, up to a factor common to all batches."""
+        return float(targets.size - count_missing(targets)) if self.form.missing else self.loss.label_weight(targets)
 
     def with_form(self, model: ir.Model, form: TargetForm) -> LossHead:
         """Return the head for targets of another form."""
@@ -304,9 +346,18 @@ class LossHead:
         """Emit the loss, with weights of examples if given."""
         loss, prediction = self.loss, op.wrap(self.prediction)
         target = self.checked(op.wrap(self.target), prediction)
-        if weights is None or not isinstance(loss, LossByExample):
+        if not isinstance(loss, LossByExample):
             return loss.build(op, prediction, target)
-        return loss.build(op, prediction, target, op.cast(weights, prediction.dtype))
+        weights = None if weights is None else op.cast(weights, prediction.dtype)
+        if not self.form.missing:
+            return loss.build(op, prediction, target, *([] if weights is None else [weights]))
+        present = op.Not(op.IsNaN(target)).with_shape(target.shape)
+        mask = op.cast(present, prediction.dtype).with_shape(target.shape)
+        factors = mask if weights is None else weighted(op, mask, weights)
+        terms = loss.build(op, prediction, op.Where(present, target, op.zeros_like(target)), factors)
+        whole = op.ReduceSum(op.cast(present, ir.DataType.INT64), keepdims=0)  # a sum of 16-bit ones ends at 2048
+        count = op.cast(whole, prediction.dtype).with_shape(())
+        return terms._replace(loss=(terms.loss * (terms.weight / op.Max(count, 1.0))).with_shape(()), weight=count)
 
 
 def no_labels_left(what: str, loss: Loss) -> str:
@@ -415,7 +466,7 @@ def metrics_of_heads(heads: Sequence[LossHead], metrics: Metrics) -> list[HeadMe
         head = known[output]
         for metric in head.metrics(listed(given)):
             name = f"{output}_{metric.name}" if len(heads) > 1 else metric.name
-            found.append(HeadMetric(name, head, metric))
+            found.append(HeadMetric(name, head, of_present(metric) if head.form.missing else metric))
     taken = {"loss", *(f"{name}_loss" for name in known if len(heads) > 1)}
     for each in found:
         if each.name in taken:

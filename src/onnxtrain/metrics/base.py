@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
@@ -191,6 +191,33 @@ class NamedMetric:
     def __call__(self, y_true: Any, y_pred: Any, /) -> Any:
         """Compute the value for arrays, or data that convert to arrays."""
         return self.result(self.update(self.start(), *entered(y_true, y_pred)))
+
+
+def of_present(metric: NamedMetric) -> NamedMetric:
+    """Return the metric for targets some of which are missing (NaN): the mean over columns of its value on the others.
+
+    Of targets of more axes it measures all present elements together; a table, such as the confusion matrix, counts the
+    rows without a missing target.
+    """
+
+    def measure(y_true: Array, y_pred: Array) -> dict[int, Any]:
+        if not metric.number or y_true.size != y_pred.size:
+            rows = ~np.isnan(y_true).reshape(len(y_true), -1).any(1)
+            parts = [(y_true[rows], y_pred[rows])]
+        else:
+            rank = (len(y_true), -1) if y_true.ndim <= 2 else (-1, 1)
+            columns = zip(y_true.reshape(rank).T, y_pred.reshape(rank).T, strict=True)
+            parts = [(true[~np.isnan(true), None], pred[~np.isnan(true), None]) for true, pred in columns]
+        return {column: metric.update(None, *part) for column, part in enumerate(parts) if len(part[0])}
+
+    def join(state: dict[int, Any], other: dict[int, Any]) -> dict[int, Any]:
+        return {key: metric.merge(state.get(key), other.get(key)) for key in sorted(state.keys() | other.keys())}
+
+    def finish(state: dict[int, Any]) -> Any:
+        found = [metric.result(each) for each in state.values()]
+        return found[0] if len(found) == 1 else float(np.mean(found)) if found else float("nan")
+
+    return replace(metric, measure=measure, join=join, finish=finish)
 
 
 def entered(y_true: Any, y_pred: Any) -> tuple[Array, Array]:

@@ -13,12 +13,20 @@ import numpy as np
 
 from onnxtrain.data import Dataset, TensorSpec
 from onnxtrain.data.base import Facts
-from onnxtrain.data.conversion import all_finite, is_number, kind_of, symbol_sizes, to_numpy
-from onnxtrain.data.data_names import Columns, DataNames
+from onnxtrain.data.conversion import all_finite, are_truth_values, is_number, kind_of, symbol_sizes, to_numpy
+from onnxtrain.data.data_names import Columns, DataNames, Labels
 from onnxtrain.data.iterable_dataset import IterableDataset
-from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
+from onnxtrain.data.labels import is_order_known, no_labels
 from onnxtrain.data.map_dataset import ExampleSource
-from onnxtrain.data.naming import Wanted, are_targets, split_weights, take_column, targets_by_name
+from onnxtrain.data.naming import (
+    TargetNames,
+    Wanted,
+    are_targets,
+    columns_of_targets,
+    split_weights,
+    take_column,
+    targets_by_name,
+)
 from onnxtrain.data.opening import open_dataset
 from onnxtrain.data.packing import PackedSequences
 from onnxtrain.errors import DataError
@@ -35,7 +43,7 @@ class DataAdapter:
     def __init__(
         self,
         names: DataNames,
-        numbered: bool = False,
+        numbered: Iterable[str | None] = (),
         folder: Path | None = None,
         recorded: tuple[str, ...] = (),
     ) -> None:
@@ -43,16 +51,16 @@ class DataAdapter:
         self.folder = folder
         self.recorded = recorded
         self._recorded_numbers = _other_numbers(recorded)
-        self.numbered = numbered
-        self.expected_labels: tuple[str, ...] | None = None
+        self._numbered = {*numbered}
+        self.expected_labels: Labels | None = None
         self.paired = 0
-        self._labels_are_new = self.labels_are_assumed = False
+        self._new_labels: dict[str | None, bool] = {}
         self._learning = threading.RLock()
         self._plan: _Plan | None = None
 
     def __reduce__(self) -> tuple[type[DataAdapter], tuple[Any, ...]]:
         """A copy, here or in another process, has the same names and labels."""
-        return DataAdapter, (self.names, self.numbered, self.folder, self.recorded)
+        return DataAdapter, (self.names, self._numbered, self.folder, self.recorded)
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
         """Record the column names of more data; known names do not change."""
@@ -66,15 +74,20 @@ class DataAdapter:
                 kept = {**self.names.kept, **facts.kept}
                 self.names = dataclasses.replace(self.names, pixels=facts.pixels or self.names.pixels, kept=kept)
 
-    @property
-    def labels(self) -> tuple[str, ...] | None:
-        """Text labels in the order of the classes."""
-        return self.names.labels
+    def labels_of(self, name: str | None) -> tuple[str, ...] | None:
+        """Return the text labels of the only targets, or of those of an output, in the order of the classes."""
+        return _own_labels(self.names.labels, name)
 
-    @labels.setter
-    def labels(self, labels: Sequence[str] | None) -> None:
+    def set_labels(self, labels: Labels | None) -> None:
+        """Set the labels: of the only targets, or by output."""
         with self._learning:
-            self.names = dataclasses.replace(self.names, labels=None if labels is None else tuple(labels))
+            self.names = dataclasses.replace(self.names, labels=labels)
+
+    def _add_labels(self, name: str | None, labels: tuple[str, ...], *, assumed: bool = False) -> None:
+        known = self.names.labels
+        others = known if isinstance(known, Mapping) else {}
+        self._new_labels[name] = assumed
+        self.set_labels(labels if name is None else {**others, name: labels})
 
     def step_feeds(
         self, objective: Objective, inputs: Any, targets: Any, sample_weight: Any
@@ -89,11 +102,11 @@ class DataAdapter:
             given = targets_by_name(objective.output_names, targets)
             for name, head in heads:
                 array = given[head.name]
-                if not isinstance(array, np.ndarray):
-                    array = to_numpy(array, name or "the target array", head.spec.hint)
-                if self._recorded_numbers and name is None and self.labels is None and head.take_labels:
+                if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+                    array = to_numpy(array, name or "the target array", head.spec.hint, may_miss=True)
+                if self._recorded_numbers and name is None and self.labels_of(None) is None and head.take_labels:
                     self._decide_by_numbers(array, head)
-                found[name] = head.adapt(array, self.labels if name is None else None)
+                found[name] = head.adapt(array, self.labels_of(name))
         plan = self._plan
         forms = [
             (array.dtype, array.shape) if isinstance(array, np.ndarray) else None
@@ -107,14 +120,27 @@ class DataAdapter:
             and plan.names is self.names
             and None not in forms
         )
-        if plan is None or not known or any(head.hold_ignored(found[name]) for name, head in unsure):
+        if (
+            plan is None
+            or not known
+            or any(found[name].dtype.kind != "f" and head.hold_ignored(found[name]) for name, head in unsure)
+        ):
             plan, known = self._planned(objective, arrays, found), False
             objective = plan.objective
             unsure = [(name, head) for name, head in objective.targets if not head.are_classes(found[name])]
         beside: dict[str, Any] = {name: array for name, array in found.items() if name is not None}
         if objective.weights is not None:
             beside[str(objective.weights.name)] = sample_weight
-        batch = plan.reader.convert(arrays | beside if beside else arrays, found.get(None), "the batch", known=known)
+        try:
+            batch = plan.reader.convert(
+                arrays | beside if beside else arrays, found.get(None), "the batch", known=known
+            )
+        except DataError:
+            if not any(head.hold_ignored(found[name]) for name, head in objective.targets):
+                raise
+            self._plan = None  # the first batch with missing targets
+            objective = self._planned(objective, arrays, found).objective
+            return self.step_feeds(objective, inputs, targets, sample_weight)
         for name, head in unsure:
             array = batch.target(name)
             if head.check is not None and array is not None:
@@ -159,17 +185,26 @@ class DataAdapter:
                 return None
         return given
 
-    def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
+    def open(self, objective: Objective, source: Any, *, target: TargetNames | None = None) -> Dataset:
         """Open data for prediction; targets are optional."""
-        source = Reading.of(objective, self.folder, kept=self.names.kept).read(source)
-        return open_dataset(source, self.names.specs(objective.inputs), target=target, need_target=False)
+        columns, specs = columns_of_targets(target, objective.output_names), self.names.specs(objective.inputs)
+        if columns:
+            others = tuple(name for own in columns.values() for name in own)
+            target, specs = None, [dataclasses.replace(spec, left_out=(*spec.left_out, *others)) for spec in specs]
+        assert target is None or isinstance(target, str)
+        return open_dataset(
+            Reading.of(objective, self.folder, kept=self.names.kept).read(source),
+            specs,
+            target=target,
+            need_target=False,
+        )
 
     def open_with_targets(
         self,
         objective: Objective,
         source: Any,
         *,
-        target: str | None = None,
+        target: TargetNames | None = None,
         sample_weight: Any = None,
         learning: bool = False,
         config: TrainingConfig | None = None,
@@ -188,7 +223,10 @@ class DataAdapter:
             )
         source = source if column is None else take_column(source, column, specs)
         objective.check_batch_axes()
-        if several and target is not None:
+        by_output = columns_of_targets(target, outputs)
+        columns = {name: by_output[head.name] for name, head in objective.targets} if by_output else {}
+        only = target if isinstance(target, str) and not by_output else None
+        if several and only is not None:
             raise DataError(
                 f"target={target!r} names one target, but {len(outputs)} outputs have losses; name the arrays of "
                 f"targets like the outputs: {', '.join(outputs)}."
@@ -196,31 +234,44 @@ class DataAdapter:
         if outputs and isinstance(source, tuple) and len(source) == 2 and are_targets(source[1]):
             given = targets_by_name(outputs, source[1])
             source = (source[0], given if several else given[outputs[0]])
-        beside = [*(outputs if several else ()), *([] if column is None else [column])]
+        targets = [name for own in columns.values() for name in own] or (outputs if several else [])
+        beside, alone = [*dict.fromkeys(targets), *([] if column is None else [column])], len(outputs) == 1
         dataset = open_dataset(
-            source, specs, target=target, need_target=len(outputs) == 1, validate=False, others=beside
+            source,
+            specs,
+            target=only,
+            need_target=alone and not columns,
+            validate=False,
+            others=beside,
+            columns=columns,
         )
         with self._learning:
-            labels = self._labels_for(dataset, objective.heads[0], learning=learning) if len(outputs) == 1 else None
+            labels = [self._labels_for(dataset, name, head, learning=learning) for name, head in objective.targets]
         weighted = weights is not None or (dataset.weighted and not learning)
         objective, dataset = objective.reading(dataset, labels, weights, weighted=weighted)
         if config is not None:  # an evaluation without a trainer says this itself
             objective.check_some_counted(dataset)
         if learning or not outputs:
-            self.learn(dataset.columns, (target, column))
+            self.learn(dataset.columns, (only, column, *targets))
         if learning:
+            kept = {name: tuple(own) for name, own in by_output.items() if len(own) > 1}
+            self.names = dataclasses.replace(self.names, targets=kept)
             self.learn_facts(dataset)
         return dataset, objective
 
-    def _labels_for(self, dataset: Dataset, head: LossHead, *, learning: bool) -> tuple[str, ...] | None:
-        """Return the labels that convert the targets of the only loss, which the first text labels decide."""
-        found = dataset.values()
-        if found is None or self.labels is not None or not head.take_labels:
-            return self.labels
-        if kind_of(found.dtype) != "string" and not self._are_recorded(found, head):
-            self.numbered = True
+    def _labels_for(
+        self, dataset: Dataset, name: str | None, head: LossHead, *, learning: bool
+    ) -> tuple[str, ...] | None:
+        """Return the labels that convert the targets of a loss, which the first text labels decide."""
+        known, found = self.labels_of(name), dataset.values(name)
+        if found is None or known is not None or not head.take_labels:
+            return known
+        if kind_of(found.dtype) != "string" and not (name is None and self._are_recorded(found, head)):
+            self._numbered.add(name)
             return None
-        if self.numbered:
+        if head.asks and are_truth_values(found):
+            return None
+        if name in self._numbered:
             raise DataError(
                 "the targets are text labels, but earlier data had class indices, so that the class of each label "
                 "is unknown; give labels, or class indices, for all data."
@@ -228,34 +279,42 @@ class DataAdapter:
         # orders that are known before training: of all classes of the model, and of the data's numbers
         complete = [self.recorded] if self.recorded and len(self.recorded) == head.classes else []
         orders = [*complete, *([dataset.declared_labels] if dataset.declared_labels else [])]
-        labels = self.expected_labels or self._learned_labels(found, head, orders)
+        expected = _own_labels(self.expected_labels, name)
+        labels = expected or self._learned_labels(found, head, orders)
         if not learning and head.classes is not None and len(labels) < head.classes:
             raise DataError(no_labels(labels, head.classes))
-        if self.expected_labels is None:
-            self._labels_are_new, self.labels_are_assumed = True, not is_order_known(labels, orders)
-        self.labels = labels
+        self._add_labels(name, labels, assumed=not is_order_known(labels, orders))
+        if expected:
+            del self._new_labels[name]
         return labels
 
     def _are_recorded(self, found: np.ndarray, head: LossHead) -> bool:
         """Return whether numbers are labels that the file gives its classes, other than the classes' indices."""
-        numbers = () if self.numbered else self._recorded_numbers
+        numbers = () if None in self._numbered or head.asks else self._recorded_numbers
         return len(numbers) == head.classes and bool(np.isin(found, numbers).all())
 
     def _decide_by_numbers(self, array: np.ndarray, head: LossHead) -> None:
         """Let the first batch of numbers decide whether targets are the labels of the file or class indices."""
         if self._are_recorded(array, head):
-            self._labels_are_new, self.labels = True, self.recorded
+            self._add_labels(None, self.recorded)
         elif kind_of(array.dtype) != "string":
-            self.numbered = True
+            self._numbered.add(None)
 
     def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        return learn_labels(found, head.classes, orders)
+        return head.learn_labels(found, orders)
 
-    def take_new_labels(self) -> tuple[str, ...] | None:
-        """Return the labels that were learned since the last call, or ``None``."""
+    def take_new_labels(self) -> dict[str | None, bool]:
+        """Return the names of targets whose labels were learned since the last call, with whether they are assumed."""
         with self._learning:
-            new, self._labels_are_new = self._labels_are_new, False
-        return self.labels if new else None
+            new, self._new_labels = self._new_labels, {}
+        return new
+
+
+def _own_labels(labels: Labels | None, name: str | None) -> tuple[str, ...] | None:
+    """Return the labels of the only targets, or of those of an output."""
+    if isinstance(labels, Mapping):
+        return None if name is None else labels.get(name)
+    return labels if name is None else None
 
 
 def _other_numbers(labels: Sequence[str]) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.training.config import Flag, option
 
 if TYPE_CHECKING:
+    from onnxtrain.data.naming import TargetNames
     from onnxtrain.data.opening import Source
     from onnxtrain.data.pipeline import Augment
     from onnxtrain.losses.heads import Metrics
@@ -59,12 +60,14 @@ class FitOptions:
             metavar="COLUMN",
         ),
     )
-    target: str | None = option(
+    target: TargetNames | None = option(
         None,
-        "Name of the target: the array, where several are left beside the inputs, or the column of a table.",
+        "Name of the target: the array, where several are left beside the inputs, or the column of a table. Several "
+        'columns, ``"width,height"`` or a list, are one target [N, columns]; a mapping has those of each output.',
         flag=Flag(
-            "Name of the target: the array, where several are left, or the column.",
+            "Name of the target: the array, where several are left, or the columns, as in 'width,height'.",
             group="Data",
+            kind=str | None,
             metavar="NAME",
             common=True,
         ),

@@ -19,7 +19,7 @@ import numpy as np
 from onnxtrain import __version__
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.base import share
-from onnxtrain.data.data_names import DataNames
+from onnxtrain.data.data_names import DataNames, labels_record
 from onnxtrain.data.pipeline import Prefetch, augmented
 from onnxtrain.distributed.communicator import Communicator, Single, check_ends
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
@@ -418,7 +418,7 @@ class Loop:
                 augment=options.given.augment,
             ),
             **describe_model(config.model),
-            "labels": None if names.labels is None else list(names.labels),
+            "labels": None if names.labels is None else labels_record(names.labels),
             "columns": {name: list(columns) for name, columns in names.columns.items()},
             "data": self._dataset.describe(),
             "validation": sets.get("validation", sets) or None,

@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import time_first, to_numpy
+from onnxtrain.data.data_names import DataNames
+from onnxtrain.data.labels import count_missing
 from onnxtrain.data.model_inputs import FixedBatch, tensor_spec
 from onnxtrain.editing.working_copy.attention import numbers_documents, separate_documents
 from onnxtrain.editing.working_copy.training_modes import LayerCounts, Modes
@@ -158,12 +160,17 @@ class Objective:
             head.check_batch_axis(axes.get(str(head.prediction.name)))
 
     def reading(
-        self, dataset: Dataset, labels: Sequence[str] | None, weights: Any, *, weighted: bool
+        self, dataset: Dataset, labels: Sequence[Sequence[str] | None], weights: Any, *, weighted: bool
     ) -> tuple[Objective, Dataset]:
         """Return the objective for the form of a dataset's targets, and the dataset as its losses read it, checked."""
-        forms = []
-        for name, head in self.targets:
-            dataset = dataset.adapting(partial(head.adapt, labels=labels), name)
+        forms, hints = [], [*dataset.hints]
+        for (name, head), own_labels in zip(self.targets, labels, strict=True):
+            if (raw := dataset.values(name)) is not None and (missing := count_missing(raw)):
+                shown = f"{dataset.name}: {missing:,} of {raw.size:,} targets{f' of {name!r}' if name else ''}"
+                hints.append(f"{shown} are missing (NaN or empty); the loss leaves them out.")
+                if missing == raw.size:
+                    raise DataError(f"{shown} are missing (NaN or empty), so that there is nothing to learn from.")
+            dataset = dataset.adapting(partial(head.adapt, labels=own_labels), name)
             forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=dataset.size is not None))
         own = self.with_forms(tuple(forms)).weighting(weighted)
         for name, head in own.targets:
@@ -172,6 +179,7 @@ class Objective:
             assert own.weights_spec is not None
             given = weights if isinstance(weights, str) else to_numpy(weights, "sample_weight")
             dataset = dataset.with_weights(given, own.weights_spec)
+        dataset.hints = hints
         dataset.validate({name: check for name, head in own.targets if (check := head.check) is not None})
         return own, dataset
 
@@ -217,6 +225,11 @@ class Objective:
         """The only output with a loss where it is not the first floating one; else ``None``."""
         first = next((value.name for value in self.model.graph.outputs if is_float_tensor(value)), None)
         return None if self.only_output == first else self.only_output
+
+    def own_names(self, names: DataNames) -> DataNames:
+        """Return names of data with the labels of the outputs that have losses."""
+        first = next((value.name for value in self.model.graph.outputs if is_float_tensor(value)), None)
+        return names.of_outputs(self.output_names, first)
 
     @property
     def fixed_batch(self) -> FixedBatch | None:
@@ -318,7 +331,7 @@ class Objective:
         scaled = [head for head in self.heads if head.name in self.scales]
         return [
             float(len(feeds[self.heads[0].target_name])),
-            *(0.0 if own.loss.reduction == "sum" else own.loss.label_weight(feeds[own.target_name]) for own in scaled),
+            *(0.0 if own.loss.reduction == "sum" else own.label_weight(feeds[own.target_name]) for own in scaled),
         ]
 
     def scale_feeds(self, totals: Sequence[float]) -> dict[str, np.ndarray]:

@@ -185,7 +185,7 @@ class RunFolder(Callback):
                 if norms
                 else "Not measured: the parameters are too large for copies of them."
             ),
-            outcome=[] if outcome is None else outcome.shown(trainer.labels),
+            outcome=[] if outcome is None else outcome.shown(trainer.data_adapter.labels_of(None)),
             outcome_of=said,
             settings=self._settings,
         )
@@ -323,7 +323,7 @@ class Outcome:
             return [Confusion(self.counts.tolist(), list(names))]
         several = len(self.counts) > 1
         return [
-            Confusion(counts.tolist(), ["no", "yes"], f"output {index}" if several else "")
+            Confusion(counts.tolist(), list(labels or ("no", "yes")), f"output {index}" if several else "")
             for index, counts in enumerate(self.counts)
         ]
 

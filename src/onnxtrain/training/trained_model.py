@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.data import Dataset
 from onnxtrain.data.labels import assumed_order
+from onnxtrain.data.naming import TargetNames
 from onnxtrain.data.opening import Source
 from onnxtrain.editing.working_copy.training_modes import Modes, check_samples
 from onnxtrain.errors import OptionError
@@ -50,7 +51,7 @@ class TrainedModel(TrainedValues):
         y: Any = None,
         *,
         sample_weight: Any = None,
-        target: str | None = None,
+        target: TargetNames | None = None,
         batch_size: int = 256,
         metrics: Metrics = (),
         ema: bool = False,
@@ -83,7 +84,7 @@ class TrainedModel(TrainedValues):
 
     @checks_arguments
     def open_for_evaluation(
-        self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
+        self, source: Source, *, target: TargetNames | None = None, ema: bool = False, sample_weight: Any = None
     ) -> tuple[Evaluator, Dataset]:
         """Open data in any form; return the evaluator and the dataset.
 
@@ -97,8 +98,8 @@ class TrainedModel(TrainedValues):
             self.objective, source, target=target, sample_weight=sample_weight, config=self.config
         )
         self._warn_once(*dataset.hints)  # of rows that were cut or left out
-        if (labels := self.data_adapter.take_new_labels()) is not None and self.data_adapter.labels_are_assumed:
-            self._warn_once(assumed_order(labels))
+        for name, assumed in self.data_adapter.take_new_labels().items():
+            self._warn_once(*([assumed_order(self.data_adapter.labels_of(name) or ())] if assumed else []))
         weighted = objective.weights is not None
         return self._evaluator(objective.forms, ema, weighted=weighted, packed=objective.packed), dataset
 
@@ -115,7 +116,7 @@ class TrainedModel(TrainedValues):
         self,
         data: Source,
         *,
-        target: str | None = None,
+        target: TargetNames | None = None,
         batch_size: int = 256,
         ema: bool = False,
         labels: bool = False,
@@ -168,7 +169,7 @@ class TrainedModel(TrainedValues):
 
     @checks_arguments
     def predict_proba(
-        self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
+        self, data: Source, *, target: TargetNames | None = None, batch_size: int = 256, ema: bool = False
     ) -> np.ndarray:
         """Return class probabilities for inputs, from logits or from a final Softmax or Sigmoid.
 
@@ -195,7 +196,7 @@ class TrainedModel(TrainedValues):
     def _by_head(
         self,
         data: Source,
-        target: str | None,
+        target: TargetNames | None,
         batch_size: int,
         ema: bool,
         caller: str,
@@ -212,8 +213,11 @@ class TrainedModel(TrainedValues):
             )
         check_answers([head.metric_input for head in heads], caller)
         arrays = self._predicted(evaluator, data, target, batch_size, [head.prediction for head in heads])
-        labels = self.labels if len(heads) == 1 else None
-        results = {head.name: found(head.metric_input, arrays[str(head.prediction.name)], labels) for head in heads}
+        labels = [self.data_adapter.labels_of(name) for name, _ in evaluator.objective.targets]
+        results = {
+            head.name: found(head.metric_input, arrays[str(head.prediction.name)], own)
+            for head, own in zip(heads, labels, strict=True)
+        }
         by_head = {name: result for name, result in results.items() if result is not None}
         return _only(by_head, alone=len(heads) == 1)
 
@@ -221,7 +225,7 @@ class TrainedModel(TrainedValues):
         self,
         evaluator: Evaluator,
         data: Source,
-        target: str | None,
+        target: TargetNames | None,
         batch_size: int,
         values: Sequence[ir.Value] | None = None,
     ) -> dict[str, np.ndarray]:

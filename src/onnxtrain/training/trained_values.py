@@ -16,6 +16,7 @@ import onnx
 
 from onnxtrain.data.data_names import (
     DataNames,
+    Labels,
     labels_text,
     names_of_checkpoint,
     read_names,
@@ -91,7 +92,7 @@ class TrainedValues:
         self._lock = threading.RLock()  # for what readers make at first use, and the hints
         names = None if config.lora is None else config.lora.adapter
         self.data_adapter = data or DataAdapter(
-            read_names(config.model, names).of_output(objective.only_output),
+            objective.own_names(read_names(config.model, names)),
             folder=config.model.folder,
             recorded=recorded_labels(config.model),
         )
@@ -184,16 +185,23 @@ class TrainedValues:
         return self._state.trained
 
     @property
-    def labels(self) -> tuple[str, ...] | None:
-        """Text labels in the order of the classes; ``None`` until targets are text.
+    def labels(self) -> Labels | None:
+        """Text labels in the order of the classes, by output where several have losses; ``None`` before.
 
         They are taken from the first targets, or from the file beside the model where :meth:`save` has written them.
         """
-        return self.data_adapter.labels
+        return self.data_adapter.names.labels
 
     @labels.setter
-    def labels(self, labels: Sequence[str] | None) -> None:
-        self.data_adapter.labels = labels
+    def labels(self, labels: Sequence[str] | Mapping[str, Sequence[str]] | None) -> None:
+        by_output, outputs = isinstance(labels, Mapping), self.objective.output_names
+        if labels is not None and (by_output != self.objective.several or (by_output and {*labels} - {*outputs})):
+            form = f"give a mapping with {', '.join(outputs)}" if self.objective.several else "give a list"
+            raise OptionError(f"labels is {labels!r}, but {len(outputs)} outputs have losses; {form}.").about("labels")
+        if isinstance(labels, Mapping):
+            self.data_adapter.set_labels({name: tuple(own) for name, own in labels.items()})
+        else:
+            self.data_adapter.set_labels(None if labels is None else tuple(labels))
 
     @property
     def data_names(self) -> DataNames:
@@ -456,7 +464,7 @@ class TrainedValues:
             self._state.epochs = max(0, epochs)
         kept = names_of_checkpoint(metadata)
         if self.labels is None:
-            self.labels = kept.labels
+            self.data_adapter.set_labels(kept.labels)
         self.data_adapter.learn(kept.columns, kept.left_out)
         self.data_adapter.learn_facts(kept)
 

@@ -14,7 +14,7 @@ import onnx
 from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import names_of_checkpoint
 from onnxtrain.data.labels import doubts
-from onnxtrain.data.naming import NoSuchArrayError, is_array_like, is_frame
+from onnxtrain.data.naming import NoSuchArrayError, TargetNames, is_array_like, is_frame
 from onnxtrain.data.opening import Source
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.editing.working_copy.adaptation import Adaptation
@@ -297,7 +297,7 @@ class Trainer(TrainedModel):
         *,
         validation: Source | float = None,
         sample_weight: Any = None,
-        target: str | None = None,
+        target: TargetNames | None = None,
         epochs: int = 1,
         steps_per_epoch: int | None = None,
         batch_size: int = 32,
@@ -342,6 +342,8 @@ class Trainer(TrainedModel):
                 have weights: their own, those of the fraction that is held out, or the column of that name; metrics
                 count all alike.
             target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
+                Several columns, ``"width,height"`` or a list, are one target [N, columns]; a mapping has those of each
+                output.
             epochs: How often to go through the data.
             steps_per_epoch: Steps of an epoch; by default the batches of the data. The next epoch goes on where it
                 ended, so that an iterator may be endless; data that end begin again.
@@ -553,7 +555,7 @@ class Trainer(TrainedModel):
 
     @checks_arguments
     @trains
-    def open_data(self, source: Source, *, target: str | None = None, sample_weight: Any = None) -> Dataset:
+    def open_data(self, source: Source, *, target: TargetNames | None = None, sample_weight: Any = None) -> Dataset:
         """Open data to train on; the steps take targets and weights of this form from now on.
 
         Args:
@@ -570,9 +572,10 @@ class Trainer(TrainedModel):
         )
         self._warn_once(*dataset.hints)
         self._use(objective)
-        labels, heads = self.data_adapter.take_new_labels(), self.objective.heads
-        if labels is not None and heads:
-            self._warn_once(*doubts(labels, heads[0].classes, self.data_adapter.recorded))
+        adapter, heads = self.data_adapter, dict(self.objective.targets)
+        for name in adapter.take_new_labels():
+            recorded = adapter.recorded if name is None else ()
+            self._warn_once(*doubts(adapter.labels_of(name) or (), heads[name].classes, recorded))
         return dataset
 
 

@@ -46,6 +46,7 @@ class MultipleNegatives(GroupLoss):
     rows: ClassVar[str] = "rows"
     texts: ClassVar[str] = "embeddings"
     compares_examples: ClassVar[bool] = True
+    equal_labels: ClassVar[bool] = True
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
 
     scale: float = 20.0

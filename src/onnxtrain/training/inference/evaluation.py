@@ -27,7 +27,7 @@ from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.lowering.lower import lower_entry
 from onnxtrain.lowering.training_info.recipe import COUNTERS_KEY, StepEntry
-from onnxtrain.metrics.base import MeanAccumulator, MetricInput
+from onnxtrain.metrics.base import MeanAccumulator, MetricInput, of_present
 from onnxtrain.metrics.dataset_metrics import sigmoid, softmax
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
@@ -151,6 +151,12 @@ class Evaluator:
         objective = self.objective
         resolved = objective.resolve_metrics(metrics)
         self.check(dataset)
+        resolved = [
+            each._replace(metric=of_present(each.metric)) if own.form.missing else each
+            for each in resolved
+            for own in objective.heads
+            if own.name == each.head.name
+        ]
         losses = {name: _Total(loss) for name, loss in self._losses(objective)}
         states = [each.metric.start() for each in resolved]
         parts: list[_Part] = []
@@ -428,15 +434,17 @@ def probabilities(metric_input: MetricInput, scores: Array) -> Array:
 
 
 def answers(metric_input: MetricInput, scores: Array, labels: Sequence[str] | None) -> Array:
-    """Return the most probable class of every example: its label if there are labels; 1 for yes and 0 for no."""
+    """Return the most probable class of every example, or 1 for yes and 0 for no: its label if there are labels."""
     if not has_answers(metric_input):
         return scores
     if metric_input.predicts == "binary":
         threshold = 0.5 if metric_input.probabilities else 0.0
-        yes = np.where(np.isnan(scores), -1, scores > threshold).astype(np.int64)
-        return yes[:, 0] if yes.ndim == 2 and yes.shape[1] == 1 else yes
-    found = np.where(np.isnan(scores).any(metric_input.axis), -1, scores.argmax(metric_input.axis)).astype(np.int64)
+        found = np.where(np.isnan(scores), -1, scores > threshold).astype(np.int64)
+        found, classes = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found, 2
+    else:
+        axis, classes = metric_input.axis, scores.shape[metric_input.axis]
+        found = np.where(np.isnan(scores).any(axis), -1, scores.argmax(axis)).astype(np.int64)
     if labels is None:
         return found
-    names = [*labels, *map(str, range(len(labels), scores.shape[metric_input.axis])), "-1"]
+    names = [*labels, *map(str, range(len(labels), classes)), "-1"]
     return np.asarray(names)[found]

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.data.data_names import DataNames, read_names, recorded_labels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
+from onnxtrain.data.naming import TargetNames
 from onnxtrain.editing.working_copy.adaptation import Adaptation
 from onnxtrain.editing.working_copy.attention import separate_head_norms
 from onnxtrain.editing.working_copy.inputs import mark_first_axes, mark_image_inputs, mark_token_inputs
@@ -45,7 +46,7 @@ def evaluate(
     data: Any,
     *,
     loss: LossLike,
-    target: str | None = None,
+    target: TargetNames | None = None,
     metrics: Metrics = (),
     batch_size: int = 256,
     output: str | None = None,
@@ -89,13 +90,12 @@ class _KnownLabels(DataAdapter):
     """Convert data for a model without training: text labels need an order of classes that is known."""
 
     def __init__(self, recorded: DataNames, objective: Objective, file: ModelFile) -> None:
-        output = objective.only_output
-        super().__init__(recorded.of_output(output), folder=file.folder, recorded=recorded_labels(file))
+        super().__init__(objective.own_names(recorded), folder=file.folder, recorded=recorded_labels(file))
         self._of_other = recorded.output if recorded.labels is not None else None
-        self._output = output
+        self._output = objective.only_output
 
     def _learned_labels(self, found: np.ndarray, head: LossHead, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        if self._of_other is not None:
+        if self._of_other is not None and self._output is not None:
             raise DataError(
                 f"the labels beside the model are the classes of its output {self._of_other!r}, but the loss reads "
                 f"{self._output!r}; give output={self._of_other!r}."
@@ -112,7 +112,7 @@ def predict(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     *,
-    target: str | None = None,
+    target: TargetNames | None = None,
     batch_size: int = 256,
     lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,
@@ -158,7 +158,7 @@ def predict_all(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     *,
-    target: str | None = None,
+    target: TargetNames | None = None,
     batch_size: int = 256,
     lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,

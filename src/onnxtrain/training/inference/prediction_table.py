@@ -6,11 +6,13 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from onnxtrain.data.conversion import Array, kind_of
+from onnxtrain.data.data_names import Columns, Labels
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.probabilities import ScoreKind
 from onnxtrain.metrics.dataset_metrics import sigmoid, softmax
@@ -32,12 +34,17 @@ def prediction_table(
     outputs: Mapping[str, Array],
     *,
     examples: Sequence[str] | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     probabilities: bool = False,
-    kind: ScoreKind | None = None,
+    kind: ScoreKind | Mapping[str, ScoreKind | None] | None = None,
     output: str | None = None,
+    targets: Columns = MappingProxyType({}),
 ) -> Table:
-    """Convert outputs to columns; with ``labels`` or ``probabilities``, the first output holds class scores [N, C]."""
+    """Convert outputs to columns; with ``labels`` or ``probabilities``, the first output holds class scores [N, C].
+
+    Outputs that have labels of their own, and kinds, by name, have columns that begin with the name; ``targets`` has
+    names of the columns of outputs.
+    """
     size = len(next(iter(outputs.values())))
     for name, array in outputs.items():
         if not array.ndim or len(array) != size:
@@ -45,11 +52,18 @@ def prediction_table(
                 f"the output '{name}' has the shape {array.shape}, not one entry for each example."
             ).about(name, got=array.shape)
     table: Table = {"example": np.arange(size)} if examples is None else {"file": np.array(examples, np.str_)}
-    if labels is not None or probabilities:
+    by_output, kinds = labels if isinstance(labels, Mapping) else {}, kind if isinstance(kind, Mapping) else {}
+    if not isinstance(labels, Mapping) and not isinstance(kind, Mapping) and (labels is not None or probabilities):
         name = next(iter(outputs)) if output is None else output
         return table | _classified(name, outputs[name], labels, kind)
     for name, array in outputs.items():
-        table |= _columns(name, array)
+        if name in by_output:
+            own = _classified(name, array, by_output[name], kinds.get(name))
+            table |= {f"{name} {column}": found for column, found in own.items()}
+        elif len(targets.get(name, ())) == array[:1].size and array.ndim == 2:
+            table |= dict(zip(targets[name], array.T, strict=True))
+        else:
+            table |= _columns(name, array)
     return table
 
 
