@@ -107,7 +107,7 @@ class TextStream(IterableDataset):
                 rows = order[by_length(examples.lengths[order], batch_size)].tolist()
             for first in range(0, len(rows), batch_size):
                 if number >= start:
-                    yield self._batch(examples.batch(rows[first : first + batch_size]), f"batch {number}")
+                    yield self.batch_of(examples.batch(rows[first : first + batch_size]), f"batch {number}")
                 number += 1
 
 
