@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain import examples
-from onnxtrain.training.advice.doctor import Severity, diagnose, trains
+from onnxtrain.plugins.doctor.diagnosis import Severity, diagnose, trains
 
 STOPS, CHANGES, NOTE = Severity
 

@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parents[1]
 CORE = (
     *("adapters", "autodiff", "callbacks", "data", "edit", "ir", "losses", "metrics", "model_file", "native"),
     *("operators", "passes", "report", "runtime", "schedules", "training", "training_info", "weights", "working_copy"),
-    *("cli/test_demo.py", "cli/test_fit.py", "cli/test_doctor.py", "cli/test_run_folder.py", "cli/test_terminal.py"),
+    *("cli/test_demo.py", "cli/test_fit.py", "cli/test_run_folder.py", "cli/test_terminal.py"),
 )
 """The core's tests, but for those marked ``plugins``."""
 

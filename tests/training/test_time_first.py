@@ -18,7 +18,6 @@ from onnxtrain.editing.working_copy.inputs import mark_first_axes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import TIME_FIRST
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.training.advice.doctor import diagnose
 from onnxtrain.training.inference.forward import evaluate, predict
 from onnxtrain.training.trainer import Trainer
 from sentences import raises_sentence, warns_sentence
@@ -436,6 +435,13 @@ def test_a_hint_names_the_node() -> None:
     (text,) = [text for text in onnxtrain.inspect(tagger()).hints if "time" in text]
     assert "'x' is the time of the LSTM 'n_y0'" in text
     assert "batch_first=True" in text
+
+
+@pytest.mark.plugins
+def test_doctor_has_the_hint() -> None:
+    from onnxtrain.plugins.doctor.diagnosis import diagnose
+
+    (text,) = [text for text in onnxtrain.inspect(tagger()).hints if "time" in text]
     assert text in [finding.what for finding in diagnose(tagger())]
 
 

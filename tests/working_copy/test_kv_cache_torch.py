@@ -17,15 +17,17 @@ from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import newest_opset
-from onnxtrain.training.advice.doctor import Severity, diagnose
 from sentences import raises_sentence, warns_sentence
 
 NAMES = [f"past_key_values.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
 
 
+@pytest.mark.plugins
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 def test_all_pasts_of_an_exported_cache_are_left_out(tmp_path: Path) -> None:
+    from onnxtrain.plugins.doctor.diagnosis import diagnose
+
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -161,7 +163,10 @@ def _merged() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.plugins
 def test_a_merged_decoder_trains_its_branch_without_cache(tmp_path: Path) -> None:
+    from onnxtrain.plugins.doctor.diagnosis import diagnose
+
     model, ids = _merged(), np.array([[0, 1, 2], [2, 1, 0]])
     removed = ["past_key_values_0_key", "use_cache_branch"]
     assert remove_cache_inputs(ModelFile.load(model).training_model()) == removed
@@ -218,7 +223,10 @@ def test_weights_of_the_cache_branch_alone_are_hinted() -> None:
         onnxtrain.Trainer(model, loss="cross_entropy", output="logits")
 
 
+@pytest.mark.plugins
 def test_a_merged_decoder_whose_other_branch_reads_the_cache_keeps_it() -> None:
+    from onnxtrain.plugins.doctor.diagnosis import diagnose
+
     model = _merged()
     without = model.graph.node[0].attribute[1].g
     without.node[1].CopyFrom(onnx.helper.make_node("Identity", ["past_key_values_0_key"], ["present_0_key"]))
@@ -227,6 +235,7 @@ def test_a_merged_decoder_whose_other_branch_reads_the_cache_keeps_it() -> None:
     assert any(re.search(sentence, finding.what) for finding in diagnose(model))
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("rows", "name", "sentence"),
     [
@@ -236,6 +245,8 @@ def test_a_merged_decoder_whose_other_branch_reads_the_cache_keeps_it() -> None:
     ],
 )
 def test_caches_that_stay_are_named_by_doctor_and_trainer(rows: str, name: str, sentence: str) -> None:
+    from onnxtrain.plugins.doctor.diagnosis import Severity, diagnose
+
     model = _decoder(rows, name)
     (finding,) = (finding for finding in diagnose(model) if re.search(sentence, finding.what))
     warned = finding.severity is Severity.CHANGES
@@ -301,8 +312,11 @@ CONSTANT_POSITIONS = {
 }
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("form", CONSTANT_POSITIONS)
 def test_positions_that_do_not_follow_the_cache_are_found(form: str) -> None:
+    from onnxtrain.plugins.doctor.diagnosis import diagnose
+
     nodes, expected = CONSTANT_POSITIONS[form]
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>
@@ -324,10 +338,13 @@ def test_positions_that_do_not_follow_the_cache_are_found(form: str) -> None:
     )
 
 
+@pytest.mark.plugins
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_constant_cache_length_gets_a_hint(folded: bool, tmp_path: Path) -> None:
+    from onnxtrain.plugins.doctor.diagnosis import diagnose
+
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.OPTConfig(
         vocab_size=17, hidden_size=8, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=8

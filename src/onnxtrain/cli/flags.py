@@ -194,8 +194,8 @@ Provider = Annotated[
         group=(RUNNING, COMMON),
         negative=(),
         metavar="NAME",
-        help="Execution provider, such as cuda or openvino. The CPU runs the operators that it lacks. May be repeated, "
-        "the preferred one first.  [default: cpu]",
+        help="Execution provider, such as cuda or openvino; the CPU runs what it lacks. Several: the preferred first.  "
+        "[default: cpu]",
     ),
 ]
 Debug = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Show the traceback of an error.")]

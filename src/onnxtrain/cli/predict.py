@@ -55,8 +55,8 @@ def command(
         flags.SWITCH,
         Parameter(
             group=flags.RESULTS,
-            help="Write labels and probabilities to the .csv or .parquet file; the first floating output, or the one "
-            "that was trained on text labels, has scores of classes. The default for models trained on text labels.",
+            help="Write labels and probabilities, of the outputs that were trained on text labels, else of the first "
+            "floating one. The default after such a training.",
         ),
     ] = False,
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,

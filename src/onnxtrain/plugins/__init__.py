@@ -1,1 +1,1 @@
-"""Parts that training does without: texts, audio, pruning, structures, sparse models, privacy, tuning."""
+"""Parts that training does without: texts, images, audio, tables, losses, pruning, sparse models, privacy, tuning."""

@@ -47,24 +47,18 @@ class _Side(NamedTuple):
             return value
         return _with_axes(op, value, [(self, group) for group in groups])
 
-    def size(self, label: str) -> Dimension:
-        """The size of an axis."""
-        return (self.value.shape or ())[self.term.index(label)]
-
 
 def _with_axes(op: Builder, value: Value, groups: Sequence[tuple[_Side, Sequence[str]]]) -> Value:
     """Reshape to one axis for each group of labels of a side."""
     sizes: list[Dimension] = []
     for side, labels in groups:
-        found = [side.size(label) for label in labels]
+        found = [(side.value.shape or ())[side.term.index(label)] for label in labels]
         numbers = [size for size in found if isinstance(size, int)]
         sizes.append(math.prod(numbers) if len(numbers) == len(found) else found[0] if len(found) == 1 else None)
     if all(isinstance(size, int) for size in sizes):
         return op.reshape(value, [size for size in sizes if isinstance(size, int)], sizes)
-    parts = []
-    for side, labels in groups:
-        factors = [op.dimension(side.value, side.term.index(label)) for label in labels]
-        parts.append(functools.reduce(operator.mul, factors) if factors else op.ints(1))
+    factors = [[op.dimension(side.value, side.term.index(label)) for label in labels] for side, labels in groups]
+    parts = [functools.reduce(operator.mul, each) if each else op.ints(1) for each in factors]
     return op.reshape(value, op.Concat(*parts, axis=0), sizes)
 
 
@@ -96,12 +90,10 @@ def _emit(op: Builder, match: Match) -> Value:
     left, right = ([label for label in output if label in term and label not in batch] for term in (first, second))
     alone = [[label] for label in batch]
     product = op.MatMul(a.merged(op, *alone, left, summed), b.merged(op, *alone, summed, right))
-    found = [*batch, *left, *right]
     if len(left) != 1 or len(right) != 1:
-        product = _with_axes(
-            op, product, [*((a, [label]) for label in [*batch, *left]), *((b, [label]) for label in right)]
-        )
-    return _Side(product, found).ordered(op, output).value
+        axes = [(a, [label]) for label in [*batch, *left]] + [(b, [label]) for label in right]
+        product = _with_axes(op, product, axes)
+    return _Side(product, [*batch, *left, *right]).ordered(op, output).value
 
 
 def _grouped(match: Match) -> str | None:

@@ -15,9 +15,7 @@ from onnxtrain.cli.reader_flags import DataFlags
 class ImageFlags(DataFlags):
     """Settings of annotated images."""
 
-    images: Path | None = flag(
-        None, "COCO: the folder of the images.  [default: that of the file, or images in it]", metavar="DIR"
-    )
+    images: Path | None = flag(None, "COCO: folder of images.  [default: beside the file]", metavar="DIR")
 
     def read(self, path: str, loss: str | None) -> Any:
         """Return images with masks, or those of a COCO file; ``None`` for other data."""

@@ -26,8 +26,8 @@ class TextFlags(DataFlags):
     max_length: int | None = flag(
         None, "Chats: cut rows at this length.  [default: the model's, or 1024]", metavar="TOKENS"
     )
-    pack: int | None = flag(None, "Chats: put several rows into one of this length, kept apart.", metavar="TOKENS")
-    chat_template: Path | None = flag(None, "Chats: a template in Jinja.  [default: the tokenizer's]", metavar="FILE")
+    pack: int | None = flag(None, "Chats: put rows into one of this length, kept apart.", metavar="TOKENS")
+    chat_template: Path | None = flag(None, "Chats: a Jinja template.  [default: the tokenizer's]", metavar="FILE")
 
     def read(self, path: str, loss: str | None) -> Any:
         """Return chats, texts for ``next_token``, or texts to compare; ``None`` for other data."""

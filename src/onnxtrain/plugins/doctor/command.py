@@ -30,7 +30,7 @@ def command(
     debug: flags.Debug = False,
 ) -> int:
     """Run ``onnxtrain doctor``."""
-    from onnxtrain.training.advice.doctor import diagnose, trains
+    from onnxtrain.plugins.doctor.diagnosis import diagnose, trains
 
     findings = diagnose(model, output=prediction)
     if json_output:
