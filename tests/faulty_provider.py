@@ -7,12 +7,12 @@ import onnxruntime
 import pytest
 
 from onnxtrain.errors import StepError
+from onnxtrain.plugins.provider_check import provider_check
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training import provider_check
 
 
 def add_faulty_provider(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, str], set[str]]:
-    """Let there be a provider "faulty" for :func:`onnxtrain.training.provider_check.check_provider`.
+    """Let there be a provider "faulty" for :func:`onnxtrain.plugins.provider_check.provider_check.check_provider`.
 
     Returns:
         The operators that it takes for others, and those that it refuses; both empty at first.

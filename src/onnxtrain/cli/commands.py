@@ -7,7 +7,7 @@ from typing import Any, Final
 from onnxtrain.errors.registries import Registry
 
 _NAMES = (
-    *("fit", "evaluate", "predict", "inspect", "check", "adapter", "quantize", "export"),
+    *("fit", "evaluate", "predict", "inspect", "adapter", "quantize", "export"),
     *("runs", "completion", "demo"),
 )
 

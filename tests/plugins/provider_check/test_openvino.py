@@ -13,9 +13,9 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import StepError
 from onnxtrain.lowering.portable import fix_dimensions
+from onnxtrain.plugins.provider_check.provider_check import check_provider
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.examples import digits_cnn, lenet5, mlp, small_resnet
-from onnxtrain.training.provider_check import check_provider
 
 pytestmark = pytest.mark.skipif(
     "OpenVINOExecutionProvider" not in onnxruntime.get_available_providers(),

@@ -10,10 +10,10 @@ import pytest
 import onnxtrain
 from faulty_provider import add_faulty_provider
 from onnxtrain.errors import OptionError
+from onnxtrain.plugins.provider_check import provider_check
+from onnxtrain.plugins.provider_check.provider_check import check_provider, difference
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training import provider_check
 from onnxtrain.training.examples import digits_cnn, mlp, small_transformer
-from onnxtrain.training.provider_check import check_provider, difference
 from sentences import raises_sentence
 
 HERE = RuntimeOptions(threads=1, kernels=False)

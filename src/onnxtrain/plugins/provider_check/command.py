@@ -63,8 +63,8 @@ def command(
     debug: flags.Debug = False,
 ) -> int:
     """Run ``onnxtrain check``."""
+    from onnxtrain.plugins.provider_check.provider_check import check_provider
     from onnxtrain.runtime.options import RuntimeOptions
-    from onnxtrain.training.provider_check import check_provider
     from onnxtrain.training.trainer import Trainer
 
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
