@@ -20,7 +20,7 @@ HELP = "Merge adapters into a model, convert, add or inspect them, or give a mod
 EXAMPLES = """\
 Examples
 
-  A model that computes the same without the adapter, or a checkpoint of transformers:
+  A model that computes the same alone, or a checkpoint of transformers:
     onnxtrain adapter merge model.onnx tuned.onnx_adapter -o merged.onnx
     onnxtrain adapter merge model.onnx tuned.onnx_adapter -o checkpoint
 
