@@ -53,18 +53,18 @@ class ParquetFile(Reader):
         with self._errors() as arrow:
             return self._read(arrow, Wanted(specs, target, need_target))
 
-    def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows as Python values of the columns that the file has among the given ones.
+    def rows(self, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+        """Yield the rows as Python values of the columns that the file has among the given ones, or of all.
 
         Raises:
             DataError: The file cannot be read, or has none of these columns.
         """
         with self._errors() as arrow:
             file, schema, in_parquet = self._open(arrow)
-            names = [name for name in columns if name in schema.names]
+            names = [str(name) for name in schema.names if columns is None or name in columns]
             if not names:
                 listed = ", ".join(map(str, schema.names[:8]))
-                raise DataError(f"{self.name} has the columns {listed}; it needs one of {', '.join(columns)}.")
+                raise DataError(f"{self.name} has the columns {listed}; it needs one of {', '.join(columns or ())}.")
             for block in _blocks(file, names, in_parquet, _ROWS):
                 yield from block.select(names).to_pylist()
 

@@ -15,13 +15,13 @@ import pytest
 
 import onnxtrain
 from onnxtrain.cli import main
-from onnxtrain.errors import DataError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.plugins.text import ChatData, ComparisonData, text_stream
 from onnxtrain.plugins.text.chat_data import _read
-from onnxtrain.plugins.text.comparison_data import read_groups
+from onnxtrain.plugins.text.comparison_data import Group, read_groups
 from onnxtrain.plugins.text.rows import Row, read_rows
 from onnxtrain.plugins.text.tokenizer_files import ChatTokenizer
-from plugins.text.chats import CHATS, TEMPLATES, language_model, tokenizer, write_rows
+from plugins.text.chats import CHATS, GENERATION, TEMPLATES, language_model, tokenizer, write_rows
 
 pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
@@ -77,6 +77,7 @@ def test_a_long_array_is_read_in_parts(tmp_path: Path) -> None:
         ('[{"text": "a"}, {"text": b}]', "row 1 of '{}' is not JSON: Expecting value."),
         ('[{"text": "a"}', "row 1 of '{}' is not JSON: it ends before its array does."),
         ("", "row 0 of '{}' is not JSON: it ends before its array does."),
+        ('[{"text": "a"}]\n[{"text": "b"}]', "'{}' goes on behind its array; it needs one array."),
     ],
 )
 def test_arrays_that_are_none(tmp_path: Path, content: str, message: str) -> None:
@@ -124,6 +125,7 @@ def test_alpaca_without_a_chat_template(tmp_path: Path) -> None:
     short = Row.of({**ALPACA, "input": math.nan, "system": "Be brief."}, "row 0")
     assert short.plain is not None
     assert "Input" not in short.plain.text
+    assert short.plain.text.startswith("Be brief.\n\n### Instruction:\nAdd.")
     assert [message["role"] for message in short.messages or ()] == ["system", "user", "assistant"]
 
 
@@ -142,9 +144,71 @@ def test_several_files_with_weights(tmp_path: Path) -> None:
     second = write(tmp_path / "b.json", [{"text": "b0"}, {"text": "b1"}])
     assert messages([first, str(second)]) == ["a0", "a1", "a2", "a3", "b0", "b1"]
     assert messages({first: 0.5, second: 2}) == ["a1", "a3", "b0", "b0", "b1", "b1"]
+    assert messages([second, second]) == ["b0", "b0", "b1", "b1"]
     assert messages({first: 1.5}) == ["a0", "a1", "a1", "a2", "a3", "a3"]
     (tmp_path / "b.json").write_text('[{"txt": "b0"}]')
     assert messages([first, second])[-1].startswith(f"row 0 of '{second}' holds 'txt'; a row needs")
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (0, "is 0; it needs a finite number above 0"),
+        (-1.5, "is -1.5; it needs"),
+        ("2", "is '2'; it needs"),
+        (True, "is True; it needs"),
+        (0.1, "has the weight 0.1, which takes none of its 4 rows; leave it out"),
+    ],
+)
+def test_weights_that_take_nothing(folder: Path, tmp_path: Path, weight: Any, message: str) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [{"text": f"a{number}"} for number in range(4)])
+    with pytest.raises((DataError, OptionError), match=re.escape(message)):
+        onnxtrain.Trainer(folder, loss="next_token").fit({path: weight}, epochs=1, progress=False)
+
+
+def learned(rows: Any, folder: Path) -> list[str]:
+    words = ChatTokenizer.open(folder)
+    found = _read(ChatData(rows, folder), words, None)
+    return [words.encoder.decode(row["ids"][row["learned"]].tolist()) for row in map(found.row, range(len(found)))]
+
+
+@pytest.mark.parametrize("template", [TEMPLATES["chatml"], GENERATION])
+def test_messages_of_weight_0_are_not_learned(tmp_path: Path, template: str) -> None:
+    """As in the files of OpenAI's fine-tuning."""
+    words = tokenizer(tmp_path, template)
+    ask = {"role": "user", "content": "What?"}
+    answers = [
+        {"role": "assistant", "content": text, "weight": weight}
+        for text, weight in zip("abc", (0, 1, None), strict=True)
+    ]
+    chat = [message for answer in answers for message in (ask, answer)]
+    (found,) = learned([{"messages": chat}], words)
+    assert "".join(found.split()) == "bc"
+    with pytest.raises(DataError, match=r"weight of message 2 of messages of row 0 .* is 0.5; it is 0 for an answer"):
+        learned([{"messages": [ask, {**answers[0], "weight": 0.5}]}], words)
+
+
+def test_history_and_system_messages(folder: Path, tmp_path: Path) -> None:
+    """Earlier answers of an instruction are learned, too; no column of a chat is dropped in silence."""
+    row = {"instruction": "What?", "output": "Four.", "history": [["Say it.", "Tag"]], "system": "Be brief."}
+    (found,) = messages([row])
+    assert [message["content"] for message in found] == ["Be brief.", "Say it.", "Tag", "What?", "Four."]
+    assert learned([row], folder)[0].split() == ["Tag", "Four."]
+    asked = {"prompt": CHATS[0][:1], "completion": CHATS[0][1:], "system": "Be brief."}
+    assert messages([asked]) == [[{"role": "system", "content": "Be brief."}, *CHATS[0]]]
+    pair = {"prompt": CHATS[0][:1], "chosen": CHATS[0][1:], "rejected": CHATS[0][1:], "system": "Be brief."}
+    (group,) = read_groups([pair], "pairs")
+    assert isinstance(group, Group)
+    assert [each.messages[0]["role"] for each in group.rows] == ["system", "system"]  # type: ignore[union-attr, index]
+    assert messages([{"prompt": "a", "completion": "b", "system": "c"}]) == [
+        "row 0 of the dataset has a system message, but its prompt is a text; it needs a list of messages."
+    ]
+    assert messages([{**row, "history": [["a"]]}]) == [
+        "history of row 0 of the dataset is [['a']]; it needs a list of pairs, [question, answer]."
+    ]
+    plain = tokenizer(tmp_path / "plain", None)
+    with pytest.raises(DataError, match="row 0 of the dataset is a chat, but the tokenizer has no chat template"):
+        learned([row], plain)
 
 
 def test_several_files_train(folder: Path, tmp_path: Path) -> None:
@@ -215,6 +279,8 @@ def test_on_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.Captur
     assert "1 of 7 rows cannot be read and are skipped" in shown.err
     assert main([*fit, "--data", str(tmp_path / "[ab].json*"), "--skip-broken"]) == 0
     assert "4 steps" in capsys.readouterr().out
+    assert main([*fit, "--data", f"{several},{tmp_path / 'b.json'}"]) == 2
+    assert f"'{tmp_path / 'b.json'}' is named twice; name it once, with a weight" in capsys.readouterr().err
     assert main([*fit, "--data", several.replace("=2", "=0")]) == 2
     assert "needs a finite number above 0" in capsys.readouterr().err
 

@@ -121,6 +121,37 @@ def test_large_checkpoints_are_divided(tmp_path, monkeypatch):
     index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 2
     np.testing.assert_allclose(loaded(tmp_path / "shards"), onnxtrain.predict(path, IDS), atol=1e-5)
+    (tmp_path / "shards" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"has a file model\.safetensors of something else"):
+        save_checkpoint(path, tmp_path / "shards", base_model=tmp_path)
+
+
+def test_what_else_is_in_the_folders(tmp_path):
+    """Weights of the hub's GPT-2 have no prefix and old buffers; other files, layers and adapters are no part of it."""
+    from safetensors.numpy import load_file, save_file
+
+    path, hub, out = exported(tmp_path, "gpt2"), tmp_path / "hub", tmp_path / "out"
+    save_checkpoint(path, out, base_model=tmp_path)
+    hub.mkdir()
+    weights = {name.removeprefix("transformer."): array for name, array in load_file(out / "model.safetensors").items()}
+    weights |= {f"h.{layer}.attn.bias": np.ones((1, 1, 64, 64), np.float32) for layer in range(2)}
+    save_file(weights, hub / "model.safetensors")
+    save_file({"layers.0.attention.wq.weight": np.ones((2, 2), np.float32)}, hub / "consolidated.safetensors")
+    (hub / "config.json").write_text((tmp_path / "config.json").read_text())
+    save_checkpoint(path, out, base_model=hub)
+    assert not any("wq" in name for name in load_file(out / "model.safetensors"))
+    np.testing.assert_allclose(loaded(out), onnxtrain.predict(path, IDS), atol=1e-5)
+
+    save_file({**weights, "h.1.attn.q_norm.weight": np.ones(8, np.float32)}, hub / "model.safetensors")
+    with pytest.raises(ModelError, match=r"the model lacks transformer\.h\.1\.attn\.q_norm\.weight of .*hub"):
+        save_checkpoint(path, tmp_path / "new", base_model=hub)
+    config = json.loads((hub / "config.json").read_text())
+    (hub / "config.json").write_text(json.dumps({**config, "n_layer": 3}))
+    with pytest.raises(ModelError, match=r"the model has 2 layers, but config.json in .*hub' says 3"):
+        save_checkpoint(path, tmp_path / "new", base_model=hub)
+    (out / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"has a file adapter_config.json of something else, which transformers"):
+        save_checkpoint(path, out, base_model=tmp_path)
 
 
 def test_refusals(tmp_path):

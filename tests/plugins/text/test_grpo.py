@@ -12,7 +12,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.plugins.text.generation import generate, next_scores
-from plugins.text.chats import language_model, tokenizer
+from plugins.text.chats import language_model, tokenizer, write_rows
 from zoo import language_model as zoo
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
@@ -52,6 +52,56 @@ def test_rewards_rise(folder, loss):
     assert last > 0.6
     assert ("kl" in found[0]) == ("beta" in loss)
     assert all(row.get("kl", 0) >= 0 for row in found)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_other_columns_of_a_file_reach_the_rewards(folder, tmp_path, ending):
+    if ending == "parquet":
+        arrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(
+            arrow.table({"prompt": PROMPTS, "answer": ["a", "b", "c"]}), tmp_path / "d.parquet"
+        )
+    elif ending == "csv":
+        lines = [f"{prompt},{answer}" for prompt, answer in zip(PROMPTS, "abc", strict=True)]
+        (tmp_path / "d.csv").write_text("\n".join(["prompt,answer", *lines]))
+    else:
+        write_rows(tmp_path / "d.jsonl", [{"prompt": p, "answer": a} for p, a in zip(PROMPTS, "abc", strict=True)])
+    seen = set()
+
+    def reward(prompts, completions, answer, **columns):
+        seen.update(zip(prompts, answer, strict=True))
+        return (1.0 for _ in prompts)  # any iterable
+
+    train(trainer(folder), tmp_path / f"d.{ending}", reward, batch_size=3)
+    assert seen == set(zip(PROMPTS, "abc", strict=True))
+
+
+def test_reward_functions_of_one_name_are_told_apart(folder):
+    (row,) = train(
+        trainer(folder), PROMPTS, [lambda prompts, value=value, **_: [value] * len(prompts) for value in (1, 3)]
+    )
+    assert {name: row[name] for name in row if "lambda" in name} == {
+        "rewards/<lambda>/mean": 1,
+        "rewards/<lambda>_2/mean": 3,
+    }
+
+
+def test_a_prompt_that_fills_the_model_is_refused(folder, tmp_path):
+    """Its answer would be empty."""
+    model = onnx.load(folder / "model.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_value = 12
+    fixed = tokenizer(tmp_path / "fixed")
+    onnx.save(model, fixed / "model.onnx")
+    long = "What is two and two? Guten Tag " * 2
+    with pytest.raises(DataError, match=r"row 1 of the prompts has \d+ tokens, but the model takes 12 with the answer"):
+        train(trainer(fixed), ["a", long])
+    rows = [{"prompt": long, "completion": " Four"}]
+    for callback in (onnxtrain.callbacks.Answers(rows), onnxtrain.callbacks.Samples(long)):
+        with pytest.raises(
+            DataError, match=r"the prompt .* tokens, but the model takes 12 with the answer; shorten it"
+        ):
+            trainer(fixed, "next_token").fit([{"text": "Guten Tag"}], epochs=1, callbacks=[callback], progress=False)
 
 
 def test_samples_and_steps_repeat_with_their_seed(folder):

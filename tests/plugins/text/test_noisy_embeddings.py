@@ -46,6 +46,17 @@ def test_steps_have_noise_and_nothing_else(tmp_path: Any) -> None:
     ]
 
 
+def test_an_adapter_of_the_table_has_no_noise_of_its_own(tmp_path: Any) -> None:
+    """The embedding and its adapter are one value, which gets the noise of its width once."""
+    path, kept = language_model(tmp_path / "model.onnx"), Losses()
+    lora = onnxtrain.Lora(rank=4, targets="*")
+    trainer = onnxtrain.Trainer(path, loss="next_token", optimizer="sgd(lr=0)", lora=lora)
+    assert any("words" in name for name in trainer.parameters)
+    more = [kept, callbacks.NEFTune(5)]
+    trainer.fit(DATA, epochs=3, batch_size=4, callbacks=more, shuffle=False, progress=False)
+    assert kept.found == pytest.approx(trained(path, callbacks.NEFTune(5))[1], rel=1e-6)
+
+
 def test_the_noise_has_the_published_size(tmp_path: Any) -> None:
     """The mean square of a model's output that is its embedding: alpha^2 / 3 / (T H) above that without noise."""
     model = onnx.parser.parse_model(

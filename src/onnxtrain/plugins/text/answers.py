@@ -55,7 +55,7 @@ def rouge_l(answer: str, reference: str) -> float:
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower()) if text.isascii() else re.findall(r"\w+", text.lower())
+    return re.findall(r"[^\W_]+", text.lower())
 
 
 def _runs(text: str, size: int) -> Counter[tuple[str, ...]]:
@@ -76,6 +76,17 @@ MEASURES: Final[Mapping[str, Measure]] = {
 """Measures by name."""
 
 
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return names with a number behind each that is there again.
+
+    >>> distinct(["score", "length", "score"])
+    ['score', 'length', 'score_2']
+    """
+    return [
+        name if name not in names[:at] else f"{name}_{names[: at + 1].count(name)}" for at, name in enumerate(names)
+    ]
+
+
 @checks_arguments
 class Answers(Callback):
     """Measures what a language model answers, after each epoch: exact match, ROUGE, or a function of your own.
@@ -87,7 +98,7 @@ class Answers(Callback):
     Args:
         data: Rows in any form of :class:`onnxtrain.text.ChatData` that has an answer.
         metrics: Names, ``exact_match``, ``rouge1``, ``rouge2`` or ``rougeL``, and functions of (answer, reference) that
-            return a number.
+            return a number; they have the names of the functions.
         tokens: Maximum tokens of an answer.
         tokenizer: As in :class:`onnxtrain.text.ChatData`; by default the one in the folder of the model.
         chat_template: Path of another chat template.
@@ -109,7 +120,7 @@ class Answers(Callback):
         chat_template: Any = None,
     ) -> None:
         given = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
-        self._measures: dict[str, Measure] = {}
+        measures: list[Measure] = []
         for each in given:
             if not callable(each) and each not in MEASURES:
                 known = ", ".join(MEASURES)
@@ -117,8 +128,9 @@ class Answers(Callback):
                     f"metrics of Answers has {each!r}; it needs {known} or a function of (answer, reference)."
                     f"{suggestion(str(each), MEASURES)}"
                 )
-            name, measure = (getattr(each, "__name__", "score"), each) if callable(each) else (each, MEASURES[each])
-            self._measures[name] = measure
+            measures.append(each if callable(each) else MEASURES[each])
+        names = [getattr(each, "__name__", "score") if callable(each) else each for each in given]
+        self._measures = dict(zip(distinct(names), measures, strict=True))
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise OptionError(f"tokens of Answers is {tokens!r}; it needs an integer of at least 1.")
         self._data, self._tokens, self._tokenizer, self._template = data, tokens, tokenizer, chat_template
@@ -128,7 +140,7 @@ class Answers(Callback):
         """Read the rows.
 
         Raises:
-            DataError: They cannot be read, or one has no answer.
+            DataError: They cannot be read, one has no answer, or is too long for the model.
             OptionError: The model has no folder, and no tokenizer is given.
         """
         given = state.trainer.data_adapter.folder if self._tokenizer is None else self._tokenizer
@@ -143,6 +155,7 @@ class Answers(Callback):
                 raise row
             prompt, reference = _parts(row, has_template=self._words.template is not None)
             self._prompts.append(self._words.asking(prompt, row.label))
+            self._model.check(self._prompts[-1], f"the prompt of {row.label}")
             self._references.append(reference)
         if not self._prompts:
             raise DataError(f"{name_of(self._data)} has no rows; Answers needs one at least.")

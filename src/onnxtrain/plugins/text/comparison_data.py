@@ -44,7 +44,8 @@ FORMS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 }
 """Columns of each form of a row, by the kind of rows that a loss reads; the first form that fits."""
 
-_MORE: Final = ("margin", "tools", "chat_template_kwargs", "negative")
+_OF_CHATS: Final = ("system", "tools", "chat_template_kwargs")
+_MORE: Final = ("margin", *_OF_CHATS, "negative")
 
 _BLOCK: Final = 128
 """Examples that are encoded at a time."""
@@ -143,7 +144,7 @@ def _answers(row: Mapping[str, Any], label: str, names: Sequence[str]) -> list[R
             )
         if isinstance(row[name], list | tuple | np.ndarray) and not len(row[name]):
             raise DataError(f"{name} of {label} is empty; it needs a list of messages with role and content.")
-    more = {name: row[name] for name in ("tools", "chat_template_kwargs") if row.get(name) is not None}
+    more = {name: row[name] for name in _OF_CHATS if row.get(name) is not None}
     return [Row.of({"prompt": row["prompt"], "completion": row[name], **more}, f"{label} ({name})") for name in names]
 
 
@@ -162,7 +163,7 @@ def _whole_pair(row: Mapping[str, Any], label: str) -> Group:
     numbers = [0.0 if _is_empty(margin) else _number(margin, "margin", label)]
     if row.get("prompt") is not None:
         return Group(label, _answers(row, label, ("chosen", "rejected")), numbers)
-    more = {name: row[name] for name in ("tools", "chat_template_kwargs") if row.get(name) is not None}
+    more = {name: row[name] for name in _OF_CHATS if row.get(name) is not None}
     rows = []
     for name in ("chosen", "rejected"):
         column = "text" if isinstance(row[name], str) else "messages"

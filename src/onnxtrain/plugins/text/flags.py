@@ -62,6 +62,7 @@ def _files_of(path: str) -> str | dict[str, float]:
     if Path(path).exists():
         return path
     found: dict[str, float] = {}
+    repeated: list[str] = []
     for part in path.split(","):
         name, mark, given = part.rpartition("=")
         try:
@@ -69,9 +70,12 @@ def _files_of(path: str) -> str | dict[str, float]:
         except ValueError:
             name, weight = part, 1.0
         names = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+        repeated.extend(each for each in names if each in found)
         found.update(dict.fromkeys(names, weight))
     if not (found and all(map(is_text_file, found))) or [*found] == [path]:
         return path
+    if repeated:
+        raise OptionError(f"{repeated[0]!r} is named twice; name it once, with a weight: {repeated[0]}=2.")
     for name, weight in found.items():
         if not 0 < weight < math.inf:
             raise OptionError(f"the weight of {name!r} is {weight:g}; it needs a finite number above 0.")

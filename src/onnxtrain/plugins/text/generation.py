@@ -12,7 +12,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.editing.working_copy.kv_cache import cache_outputs, head_size
 from onnxtrain.editing.working_copy.training_modes import Modes
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.losses.cross_entropy import NextToken
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.plugins.text.token_rows import roles_of
@@ -48,6 +48,13 @@ class NextScores:
         given = [spec.shape[0] for spec in specs if spec.shape is not None and isinstance(spec.shape[0], int)]
         self.rows: int | None = given[0] if given else None
         self.begin()
+
+    def check(self, prompt: Sequence[int], label: str) -> None:
+        """Refuse a prompt that leaves no room for an answer."""
+        if self.length is not None and len(prompt) >= self.length:
+            raise DataError(
+                f"{label} has {len(prompt)} tokens, but the model takes {self.length} with the answer; shorten it."
+            )
 
     def begin(self) -> None:
         """Begin other sequences, perhaps with other weights."""

@@ -37,10 +37,13 @@ from onnxtrain.parameters.trainable import parameter_table
 
 _CONFIG: Final = "config.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER: Final = "adapter_config.json"
+"""What makes transformers load an adapter of the folder, too."""
 
 _BESIDE: Final = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model"),
+    *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json"),
+    *("preprocessor_config.json", "processor_config.json"),
 )
 """Files that are copied from beside the model, else from its checkpoint."""
 
@@ -49,9 +52,11 @@ _SHARD: Final = 2 << 30
 
 _ROOT: Final = re.compile(
     r"^(?P<wrapper>(?:.*\.)?)(?:model\.language_model|model\.decoder|model|transformer|gpt_neox|backbone)"
-    r"\.(?:layers|h|blocks)\.\d+\."
+    r"\.(?:layers|h|blocks)\.(?P<layer>\d+)\."
 )
 """The name of a tensor of a layer, behind the modules that wrap the model in an export."""
+
+_BARE: Final = re.compile(r"(layers|h|blocks)\.\d+\.")
 
 _TRANSPOSED: Final = {
     kind: re.compile(r"\.(c_attn|q_attn|c_proj|c_fc)\.weight$") for kind in ("gpt2", "openai-gpt", "imagegpt")
@@ -59,6 +64,10 @@ _TRANSPOSED: Final = {
 """Weights that a checkpoint has as [inputs, outputs], by ``model_type``."""
 
 _EMBEDDING: Final = re.compile(r"(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
+_BUFFER: Final = re.compile(r"\.(attn|attention)\.(masked_)?bias$|rotary_emb")
+"""What old checkpoints have beside weights."""
+
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEAD: Final = re.compile(r"^(language_model\.)?(lm_head|embed_out)\.weight$")
 
 
@@ -113,6 +122,7 @@ def save_checkpoint(
         adapted.setdefault(id(target.layer.node), []).append((target, entry))
     tensors = _without_wrapper(list(_tensors(base, architecture, adapted)))
     _check_complete(base, tensors, architecture, str(output))
+    _check_layers(tensors, config, source, str(output))
     tensors = _with_others(tensors, source, str(output))
     transposed = _TRANSPOSED.get(str(config.get("model_type")))
     path = Path(output)
@@ -266,10 +276,13 @@ def _check_complete(base: BaseModel, tensors: list[_Tensor], architecture: Archi
 def _with_others(tensors: list[_Tensor], source: Path, label: str) -> list[_Tensor]:
     """Add what only the checkpoint has, such as a vision tower; refuse names that it does not have."""
     known: dict[str, Array] = {}
-    for file in sorted(source.glob("*.safetensors")):
+    for file in _weight_files(source):
         known |= map_safetensors(file)
-    if not known or source.resolve() == Path(label).resolve():
+    if not known:
         return tensors
+    if any(map(_BARE.match, known)):  # of the model without its head, as GPT-2's
+        root = next(one.name.partition(".")[0] for one in tensors if _ROOT.match(one.name))
+        known = {name if _HEAD.search(name) else f"{root}.{name}": array for name, array in known.items()}
     former = [one.name.replace("model.language_model.", "language_model.model.", 1) for one in tensors]
     former = [f"language_model.{name}" if _HEAD.search(name) else name for name in former]
     tensors = [replace(one, name=name) if name in known else one for one, name in zip(tensors, former, strict=True)]
@@ -280,8 +293,39 @@ def _with_others(tensors: list[_Tensor], source: Path, label: str) -> list[_Tens
             "checkpoint that the model was exported from (base_model=), or write the model as .onnx."
         ).about(label, got=strange)
     others = [name for name in known if name not in own and not _HEAD.search(name)]
+    of_layers = {match[0] for name in own if (match := _ROOT.match(name))}
+    weights = [name for name in others if name.endswith((".weight", ".bias")) and not _BUFFER.search(name)]
+    if lost := [name for name in weights if (match := _ROOT.match(name)) and match[0] in of_layers]:
+        raise ModelError(
+            f"{label!r} cannot be a checkpoint of transformers: the model lacks {listed(lost, 3)} of {str(source)!r}; "
+            "give the checkpoint that the model was exported from (base_model=), or write the model as .onnx."
+        ).about(label, got=lost)
     made = [_Tensor(name, known[name].size * 4, partial(np.asarray, known[name]), frozenset()) for name in others]
     return [*tensors, *made]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights that transformers reads of a checkpoint."""
+    if (folder / _WEIGHTS).is_file() or not (folder / _INDEX).is_file():
+        return [folder / _WEIGHTS] if (folder / _WEIGHTS).is_file() else []
+    try:
+        places = read_json(folder / _INDEX)["weight_map"]
+        return [folder / name for name in sorted(set(places.values()))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"'{folder / _INDEX}' cannot be read: {error}.") from error
+
+
+def _check_layers(tensors: Sequence[_Tensor], config: Mapping[str, Any], source: Path, label: str) -> None:
+    """Refuse a configuration of another number of layers."""
+    of_text = config.get("text_config")
+    given = {**config, **of_text} if isinstance(of_text, Mapping) else config
+    wanted = next((given[name] for name in _LAYERS if isinstance(given.get(name), int)), None)
+    found = len({match["layer"] for one in tensors if (match := _ROOT.match(one.name))})
+    if wanted is not None and wanted != found:
+        raise ModelError(
+            f"{label!r} cannot be a checkpoint of transformers: the model has {found} layers, but {_CONFIG} in "
+            f"{str(source)!r} says {wanted}; give the checkpoint that the model was exported from (base_model=)."
+        ).about(label, got=found, wanted=wanted)
 
 
 def _write(folder: Path, tensors: list[_Tensor], transposed: re.Pattern[str] | None) -> bool:
@@ -300,6 +344,11 @@ def _write(folder: Path, tensors: list[_Tensor], transposed: re.Pattern[str] | N
         if shards[-1] and sum(each.size for each in shards[-1]) + one.size > _SHARD:
             shards.append([])
         shards[-1].append(one)
+    stale = [_ADAPTER, *([_WEIGHTS] if len(shards) > 1 else [])]
+    if other := next((name for name in stale if (folder / name).exists()), None):
+        raise ModelError(
+            f"{str(folder)!r} has a file {other} of something else, which transformers would load; name another folder."
+        ).about(str(folder), got=other)
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = _WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"

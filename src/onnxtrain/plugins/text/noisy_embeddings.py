@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.adapters.adapter import A
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder
@@ -68,6 +69,8 @@ def lookups(graph: ir.Graph) -> Iterator[ir.Node]:
             continue
         table, ids = node.inputs[0], node.inputs[1]
         if table.dtype is None or not table.dtype.is_floating_point() or (table.shape and len(table.shape) != 2):
+            continue
+        if str(table.name).endswith(A):  # an adapter beside the table, whose rows are added to its
             continue
         while ids is not None and (producer := ids.producer()) is not None and producer.op_type in _PASSED_THROUGH:
             ids = producer.inputs[0]

@@ -18,6 +18,7 @@ from onnxtrain.data.text_file import padded
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.groups import IGNORED
+from onnxtrain.plugins.text.answers import distinct
 from onnxtrain.plugins.text.comparison_data import role_in_groups
 from onnxtrain.plugins.text.generation import end_tokens, generate, next_scores, of_one_length
 from onnxtrain.plugins.text.policy_loss import GRPO
@@ -161,7 +162,7 @@ def grpo(
     prompts = _read(dataset, words)
     random = np.random.default_rng(seed)
     ends = end_tokens(words, given)
-    sample = _sampler(trainer, ends, max_completion_length, loss.temperature, top_k, random, use_genai)
+    sample = _sampler(trainer, prompts, ends, max_completion_length, loss.temperature, top_k, random, use_genai)
     before = reference(trainer.config) if loss.beta else None
     order = _order(len(prompts), random)
     figures = []
@@ -169,7 +170,7 @@ def grpo(
         chosen = [prompts[number] for number in itertools.islice(order, batch_size)]
         groups = [each for each in chosen for _ in range(num_generations)]
         completions = sample([each.ids for each in groups])
-        texts = [words.encoder.decode(ids[:-1] if ids[-1] in ends else ids) for ids in completions]
+        texts = [words.encoder.decode(ids[:-1] if ids and ids[-1] in ends else ids) for ids in completions]
         rewards, means = rewarding(groups, completions, texts)
         by_group = rewards.reshape(batch_size, num_generations)
         answers = Answers([each.ids for each in groups], completions, advantages_of(by_group).reshape(-1))
@@ -207,7 +208,7 @@ def _read(dataset: Any, words: ChatTokenizer) -> list[_Prompt]:
     if isinstance(dataset, list | tuple):
         listed = ((f"row {number}", row) for number, row in enumerate(dataset))
     else:
-        listed = read_records(dataset, (("prompt",),), ("prompt",))
+        listed = read_records(dataset, (("prompt",),), None)
     found = []
     for label, row in listed:
         if isinstance(row, DataError):
@@ -251,6 +252,7 @@ class _Rewards:
                 f"reward_weights is {weights!r:.80}; it needs a finite number for each of the "
                 f"{len(self._functions)} reward functions."
             )
+        self._names = distinct([getattr(each, "__name__", type(each).__name__) for each in self._functions])
 
     def __call__(
         self, prompts: Sequence[_Prompt], completions: Sequence[Sequence[int]], texts: Sequence[str]
@@ -263,8 +265,7 @@ class _Rewards:
         names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
         total, means = np.zeros(len(prompts)), {}
-        for function, weight in zip(self._functions, self._weights, strict=True):
-            name = getattr(function, "__name__", type(function).__name__)
+        for name, function, weight in zip(self._names, self._functions, self._weights, strict=True):
             given = function(
                 prompts=[prompt.given for prompt in prompts],
                 completions=answers,
@@ -280,6 +281,7 @@ class _Rewards:
 def _numbers(name: str, given: Any, count: int) -> Array:
     """Return the rewards of a function, NaN where it has no opinion."""
     try:
+        given = list(given)
         values = [float("nan") if each is None else float(each) for each in given]
     except (TypeError, ValueError) as error:
         raise DataError(f"The reward function {name} returned {given!r:.80}; it needs a list of numbers.") from error
@@ -297,6 +299,7 @@ Sampler = Callable[[Sequence[Sequence[int]]], list[list[int]]]
 
 def _sampler(
     trainer: Trainer,
+    prompts: Sequence[_Prompt],
     ends: set[int],
     tokens: int,
     temperature: float,
@@ -315,6 +318,8 @@ def _sampler(
         search = {"temperature": float(temperature), "top_k": top_k, "top_p": 1.0}
         return _OfGenai(trainer, Path(folder), ends, tokens, search, random)
     model = next_scores(trainer)
+    for number, prompt in enumerate(prompts):
+        model.check(prompt.ids, f"row {number} of the prompts")
 
     def sample(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         return generate(model, prompts, tokens, ends, temperature=temperature, top_k=top_k, seed=random)

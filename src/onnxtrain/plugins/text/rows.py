@@ -21,7 +21,7 @@ from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
 from onnxtrain.data.files import Reader
 from onnxtrain.data.map_dataset import is_hugging_face, is_stream, refuse_other_kinds
 from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
-from onnxtrain.errors import DataError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, check_regular_file, parse_json
 
 JSON_SUFFIXES: Final = (".jsonl", ".ndjson")
@@ -31,7 +31,7 @@ TEXT_SUFFIXES: Final = (*JSON_SUFFIXES, ".json", ".txt", *CSV_SUFFIXES, *PARQUET
 FORMS: Final = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), ("text",))
 """Columns of each form of a row, the first that fits."""
 
-_MORE: Final = ("input", "system", "tools", "chat_template_kwargs")
+_MORE: Final = ("input", "history", "system", "tools", "chat_template_kwargs")
 _COLUMNS: Final = (*dict.fromkeys(name for form in FORMS for name in form), *_MORE)
 
 _ROLES: Final[Mapping[str, str]] = {
@@ -44,9 +44,8 @@ _ROLES: Final[Mapping[str, str]] = {
 
 _ALPACA: Final = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request."
-    "\n\n### Instruction:\n{}\n\n{}### Response:\n"
 )
-"""The prompt of Stanford Alpaca, of instructions for a tokenizer without a chat template."""
+"""What the prompt of Stanford Alpaca begins with, of instructions without a chat template and a system message."""
 
 _LINE_LIMIT: Final = 16 * MEGABYTE
 """Maximum bytes of a line."""
@@ -104,14 +103,20 @@ class Row:
             task, answer = (text_of(columns, name, label) for name in form)
             more = text_of(columns, "input", label) if columns.get("input") else ""
             question = f"{task}\n\n{more}" if more else task
-            chat = [*system, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            earlier = _history(columns, label)
+            chat = [*system, *earlier, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             paired, given_input = (", paired with an input that provides further context", f"### Input:\n{more}\n\n")
-            before = _ALPACA.format(paired if more else "", task, given_input if more else "")
-            plain = cls(label, before + answer, len(before))
-            return cls(label, messages=chat, prompt=len(chat) - 1, plain=plain, **by_template)
+            first = system[0]["content"] if system else _ALPACA.format(paired if more else "")
+            before = f"{first}\n\n### Instruction:\n{task}\n\n{given_input if more else ''}### Response:\n"
+            plain = None if earlier else cls(label, before + answer, len(before))
+            asked = None if earlier else len(chat) - 1  # earlier answers are learned, too
+            return cls(label, messages=chat, prompt=asked, plain=plain, **by_template)
         if isinstance(columns["prompt"], str) and isinstance(columns["completion"], str):
+            if system:
+                raise DataError(f"{label} has a system message, but its prompt is a text; it needs a list of messages.")
             return cls(label, columns["prompt"] + columns["completion"], len(columns["prompt"]))
         prompt, completion = (_messages(columns, name, label) for name in form)
+        prompt = system + prompt
         return cls(label, messages=prompt + completion, prompt=len(prompt), **by_template)
 
 
@@ -169,9 +174,26 @@ def _messages(columns: Mapping[str, Any], name: str, label: str) -> list[dict[st
             raise DataError(
                 f"content of message {number} of {name} of {label} is {kind}; it needs a text, or a list of parts."
             )
+        weight = message.get("weight")
+        if not (weight is None or is_nan(weight)) and weight not in (0, 1):
+            raise DataError(
+                f"weight of message {number} of {name} of {label} is {weight!r:.80}; it is 0 for an answer that is not "
+                "learned, else 1."
+            )
         # Tables have all columns of all messages: None stands for a missing one.
         found.append({key: value for key, value in message.items() if value is not None or key == "content"})
     return found
+
+
+def _history(columns: Mapping[str, Any], label: str) -> list[dict[str, Any]]:
+    """Return the earlier questions and answers of an instruction, as LLaMA-Factory has them: pairs of texts."""
+    given = columns.get("history")
+    given = given.tolist() if isinstance(given, np.ndarray) else given
+    pairs = [list(pair) if isinstance(pair, list | tuple | np.ndarray) else [] for pair in given or ()]
+    if not isinstance(given, list | tuple | None) or not all([*map(type, pair)] == [str, str] for pair in pairs):
+        raise DataError(f"history of {label} is {given!r:.80}; it needs a list of pairs, [question, answer].")
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
 
 
 def _with_role(message: Any, label: str) -> Any:
@@ -247,12 +269,13 @@ def parts_of(source: Any) -> dict[Any, float] | None:
     if not all(isinstance(path, str | os.PathLike) and is_text_file(path) for path in source):
         return None
     if not weighted:
-        return dict.fromkeys(source, 1.0)
-    return {path: float(weight) for path, weight in source.items()} if all(map(_is_weight, source.values())) else None
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+        return {path: float(source.count(path)) for path in source}
+    for path, weight in source.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not (is_number and 0 < weight < math.inf):
+            shown = f"{weight:g}" if is_number else repr(weight)
+            raise OptionError(f"the weight of '{path}' is {shown:.80}; it needs a finite number above 0.")
+    return {path: float(weight) for path, weight in source.items()}
 
 
 def is_json_lines(source: Any) -> bool:
@@ -303,9 +326,11 @@ def read_rows(source: Any) -> Iterator[Row | DataError]:
 
 
 def read_records(
-    source: Any, forms: Sequence[tuple[str, ...]] = FORMS, columns: Sequence[str] = _COLUMNS
+    source: Any, forms: Sequence[tuple[str, ...]] = FORMS, columns: Sequence[str] | None = _COLUMNS
 ) -> Iterator[tuple[str, Any]]:
     """Read the rows of a source as they are, each with its label for messages; an error for one that is no JSON.
+
+    Of tables these columns are read, or all.
 
     Of several files, each row is read as often as the weight of its file says: a weight of 2 reads it twice, one of 0.5
     every second row.
@@ -316,13 +341,18 @@ def read_records(
         yield from ((f"{label} of {name}", row) for label, row in _records(source, forms, columns, name))
         return
     for part, weight in parts.items():
-        for number, record in enumerate(read_records(part, forms, columns)):
-            for _ in range(math.floor((number + 1) * weight) - math.floor(number * weight)):
+        number = taken = 0
+        for number, record in enumerate(read_records(part, forms, columns), 1):
+            for _ in range(math.floor(number * weight) - taken):
                 yield record
+            taken = math.floor(number * weight)
+        if number and not taken:
+            rows = f"its {number:,} rows" if number > 1 else "its row"
+            raise DataError(f"{name_of(part)} has the weight {weight:g}, which takes none of {rows}; leave it out.")
 
 
 def _records(
-    source: Any, forms: Sequence[tuple[str, ...]], columns: Sequence[str], name: str
+    source: Any, forms: Sequence[tuple[str, ...]], columns: Sequence[str] | None, name: str
 ) -> Iterator[tuple[str, Any]]:
     """Read the rows of one source."""
     if isinstance(source, str | os.PathLike):
@@ -402,6 +432,8 @@ def _of_array(path: Path) -> Iterator[Any]:
                 found = _BETWEEN.match(text, at)
                 at = at if found is None else found.end()
                 if begun and text.startswith("]", at):
+                    if (text[at + 1 :] + decode(file.read(_LINE_LIMIT))).strip():
+                        raise DataError(f"'{path}' goes on behind its array; it needs one array.")
                     return
                 if not begun and at < len(text):
                     if text[at] != "[":
@@ -438,9 +470,11 @@ def _json(line: str, label: str) -> Any:
         return DataError(f"{label} is not JSON: {reason}.")
 
 
-def _of_csv(file: CsvFile, forms: Sequence[tuple[str, ...]], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _of_csv(
+    file: CsvFile, forms: Sequence[tuple[str, ...]], columns: Sequence[str] | None
+) -> Iterator[tuple[str, Any]]:
     held = file.column_names()
-    known = [name for name in columns if name in held]
+    known = held if columns is None else [name for name in columns if name in held]
     if not any(set(known).issuperset(form) for form in forms):
         wanted = forms_in_words([form for form in forms if form not in (("messages",), ("conversations",))])
         raise DataError(f"{file.name} has the columns {', '.join(held[:8])}; rows of texts need {wanted}.").about(

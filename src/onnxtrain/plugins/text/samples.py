@@ -26,11 +26,17 @@ class TextGenerator:
 
     def answer(self, prompt: str, tokens: int) -> str:
         """Return the text that follows a prompt, which is a message of the user where there is a chat template."""
+        ids = self.tokens_of(prompt)
+        self._model.begin()
+        return self._tokenizer.encoder.decode(continued(ids, self._model, tokens, self._ends, self._model.length))
+
+    def tokens_of(self, prompt: str) -> list[int]:
+        """Return the tokens that an answer follows; refuse a prompt that has none, or too many."""
         ids = self._tokenizer.prompt(prompt)
         if not ids:
             raise DataError(f"the prompt {prompt!r} has no tokens.")
-        self._model.begin()
-        return self._tokenizer.encoder.decode(continued(ids, self._model, tokens, self._ends, self._model.length))
+        self._model.check(ids, f"the prompt {prompt!r:.80}")
+        return ids
 
 
 def continued(
@@ -103,10 +109,12 @@ class Samples(Callback):
         """Open the tokenizer.
 
         Raises:
-            DataError: It cannot be read, or the model is no language model.
+            DataError: It cannot be read, the model is no language model, or a prompt is too long for it.
             OptionError: The model has no folder, and no tokenizer is given.
         """
         self._generator = text_generator(state.trainer, self._tokenizer, self._template)
+        for prompt in self.prompts:
+            self._generator.tokens_of(prompt)
 
     def on_step_end(self, state: TrainingState) -> None:
         """Show samples, where it is time."""

@@ -6,6 +6,7 @@ with ``break`` and ``continue``, ``raise_exception``, ``strftime_now``, a ``tojs
 """
 
 import datetime
+import itertools
 import json
 import os.path
 import re
@@ -108,13 +109,14 @@ class Renderer:
             return text, [(0, len(text))]
         if prompt is not None:
             return text, [(self._span(chat, text, prompt)[0], len(text))]
+        places = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        learned = [messages[index].get("weight") != 0 for index in places]
         if self._environment.marked:  # type: ignore[attr-defined]
-            return text, self._marked(chat, text)
-        spans: list[tuple[int, int]] = []
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                spans.append(self._span(chat, text, index))
-        return text, spans
+            spans = self._marked(chat, text)
+            if len(spans) != len(places) and not all(learned):
+                raise ValueError("the chat template marks no answer of each message, so that weights have no place")
+            return text, spans if all(learned) else list(itertools.compress(spans, learned))
+        return text, [self._span(chat, text, index) for index in itertools.compress(places, learned)]
 
     def _span(self, chat: Chat, text: str, index: int) -> tuple[int, int]:
         """Return where an answer begins and ends."""
