@@ -35,6 +35,29 @@ def section(page: str, wanted: str) -> str:
     raise AssertionError(f"{page} has no section {wanted}")
 
 
+# Words of the everyday tasks by which a stranger looks for them, those of one row joined by "+".
+TASKS = """
+forecast+windows; image and a table; two outputs; keypoints+cannot be seen; siamese; triplets; sentence pairs+in-batch;
+cosine; autoencoder; distill; ordinal+quantiles+Poisson+gamma+Cox; loss as an ONNX file; discriminative;
+token classification+-100; recommender; online steps; folders+table of labels; large Parquet; test-time augmentation;
+saliency+Jacobian; CRLF+BOM+Unicode paths; another machine; fork, spawn, joblib; DataLoader+workers; seeds and threads;
+TensorBoard+MLflow; Weights & Biases; WAV+mel; texts of a CSV+tokenizer; variational; weighted sampler;
+torchvision+albumentations; larger than memory; WebDataset+tar; ColumnTransformer+GridSearchCV; vote, stack, bag;
+permutation importance; labels as text+metric losses; active learning+pseudo-labels; float16 or int8;
+compare runs+in the shell; Jupyter; without a home folder; tab key; gray or with a palette; PNG masks in two folders;
+GAN; missing labels+several labels; find a learning rate; temperature scaling; gradual unfreezing; mixup; generator;
+mypy+pyright; boxes+COCO; several target columns; class labels+heads of several kinds; folder of shards+stream;
+Monte Carlo dropout; in a server+FastAPI; multilabel y+class_weight; pip install; IPO+SimPO+CPO; ROUGE+exact match;
+ShareGPT+Alpaca+JSON arrays; L-BFGS+physics-informed; NEFTune; Dice and cross-entropy; `Gradient` nodes
+"""
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("task", [" ".join(task.split()) for task in TASKS.split(";")])
+def test_a_row_has_the_words_of_a_task(task):
+    assert any(all(word.lower() in row.lower() for word in task.split("+")) for row in ROWS)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("link", LINKS)
 def test_a_link_leads_to_lines(link):
