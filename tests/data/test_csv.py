@@ -160,6 +160,9 @@ def test_texts_of_a_file_larger_than_memory_are_mapped(tmp_path, monkeypatch):
     np.testing.assert_array_equal(labels.to_indices(data.targets, found), [found.index(name) for name in names])
     with raises_sentence("unknown_label", what="targets", got="violet", wanted=["blue", "red"]):
         labels.to_indices(np.array(["red", "blue", "red", "violet"]), ("blue", "red"))
+    numbers = np.array([7, 3, -100, 7])  # -100 where a number was missing
+    np.testing.assert_array_equal(labels.to_indices(numbers, ("3", "7"), -100), [1, 0, -100, 1])
+    np.testing.assert_array_equal(labels.to_indices(numbers, ("-100", "3", "7"), -100), [2, 1, 0, 2])
 
 
 def test_latin_1_gets_a_notice(tmp_path, caplog):

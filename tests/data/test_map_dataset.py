@@ -87,3 +87,19 @@ def test_mismatches():
     specs = [TensorSpec("input", np.dtype(np.float32), ("N", 4))]
     with pytest.raises(DataError, match="has 'label' and 'id' besides the inputs"):
         next(open_dataset(Batched(), specs).batches(4))
+
+
+def test_labels_to_ignore_behind_the_first_examples():
+    """The first examples alone are read in advance, and the loss takes what comes later."""
+    labels = np.where(np.arange(len(X)) > 35, -100, LABELS)
+    ours, theirs = trainer(), trainer()
+    ours.fit(Pairs(y=labels), epochs=1, batch_size=8, shuffle=False, progress=False)
+    theirs.fit(X, labels, epochs=1, batch_size=8, shuffle=False, progress=False)
+    np.testing.assert_array_equal(ours.get_weights(flat=True), theirs.get_weights(flat=True))
+
+
+def test_a_first_batch_without_targets():
+    batches = [(X[:8], np.full((8, 1), np.nan, np.float32)), (X[8:], X[8:, :1])]
+    other = onnxtrain.Trainer(examples.mlp((4, 8, 1)), loss="mse")
+    with pytest.warns(onnxtrain.errors.TrainingHint, match="the list: some targets are missing"):
+        other.fit(batches, progress=False)

@@ -117,7 +117,8 @@ def to_indices(targets: Array, labels: Sequence[str], missing: float | None = No
     known = np.asarray(labels, dtype=str)[order]
     found = GrowingArray((), np.dtype(np.float64 if missing is not None and np.isnan(missing) else np.int64))
     for before, texts in zip(itertools.count(step=_BLOCK), _texts(targets), strict=False):
-        positions, empty = np.minimum(np.searchsorted(known, texts), len(known) - 1), texts == ""
+        positions = np.minimum(np.searchsorted(known, texts), len(known) - 1)
+        empty = (texts == "") | ((texts == str(missing)) & (known[positions] != texts))
         if empty.any() and missing is None:
             raise _without_label(targets, before + int(empty.argmax()), "empty")
         wrong = (known[positions] != texts) & ~empty

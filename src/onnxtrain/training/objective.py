@@ -165,13 +165,16 @@ class Objective:
         """Return the objective for the form of a dataset's targets, and the dataset as its losses read it, checked."""
         forms, hints = [], [*dataset.hints]
         for (name, head), own_labels in zip(self.targets, labels, strict=True):
-            if (raw := dataset.values(name)) is not None and (missing := count_missing(raw)):
-                shown = f"{dataset.name}: {missing:,} of {raw.size:,} targets{f' of {name!r}' if name else ''}"
+            raw = dataset.values(name)
+            whole = raw is not None and raw.ndim > 0 and len(raw) == dataset.size  # else they are the first ones
+            if raw is not None and (missing := count_missing(raw)):
+                count = f"{missing:,} of {raw.size:,}" if whole else "some"
+                shown = f"{dataset.name}: {count} targets{f' of {name!r}' if name else ''}"
                 hints.append(f"{shown} are missing (NaN or empty); the loss leaves them out.")
-                if missing == raw.size:
+                if whole and missing == raw.size:
                     raise DataError(f"{shown} are missing (NaN or empty), so that there is nothing to learn from.")
             dataset = dataset.adapting(partial(head.adapt, labels=own_labels), name)
-            forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=dataset.size is not None))
+            forms.append(head.form_of_data(dataset.values(name), dataset.sizes, whole=whole))
         own = self.with_forms(tuple(forms)).weighting(weighted)
         for name, head in own.targets:
             dataset = dataset.expecting(head.spec, name)
@@ -185,7 +188,7 @@ class Objective:
 
     def check_some_counted(self, dataset: Dataset) -> None:
         """Refuse data whose labels are all ignored by the only loss."""
-        labels = dataset.targets if len(self.heads) == 1 and dataset.size is not None else None
+        labels = dataset.targets if len(self.heads) == 1 else None
         if labels is not None and labels.ndim and len(labels) == dataset.size:  # else they are the first examples'
             self.heads[0].check_some_counted(labels, dataset.name)
 

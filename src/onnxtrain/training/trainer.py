@@ -528,10 +528,12 @@ class Trainer(TrainedModel):
         validation, target, sample_weight = options.validation, options.target, options.sample_weight
         if validation is None and options.cache_features and not are_none(options.metrics):
             raise OptionError("metrics are measured on validation data; give validation=.")
+        adapter, kept = self.data_adapter, self.data_adapter.names.kept
         dataset = self.open_data(data if y is None else (data, y), target=target, sample_weight=sample_weight)
         if isinstance(validation, float | int):
+            adapter.names = dataclasses.replace(adapter.names, kept=kept)  # without those of the part that is held out
             dataset, validation = split_validation(dataset, validation, self.config.seed, shuffle=options.shuffle)
-            self.data_adapter.learn_facts(dataset)  # of the part that is trained on
+            adapter.learn_facts(dataset)
         found = {}
         for name, source in _named_sets(validation, {spec.name for spec in self.objective.inputs}).items():
             opened: tuple[Evaluator, Dataset] | None = None

@@ -177,6 +177,47 @@ def test_weights_and_inputs_by_name(tmp_path):
     assert found == losses(theirs.fit(X, KINDS, sample_weight=np.linspace(0, 1, 60), **options))
 
 
+def test_missing_targets_of_any_file_are_left_out(tmp_path):
+    """None in the first, all in the second: the first rows do not decide, and no missing one becomes a number."""
+    y = np.where(RNG.random(60) < 0.5, None, 3)
+    y[:20], y[20:40] = None, 4
+    for number in range(3):
+        rows = slice(20 * number, 20 * number + 20)
+        write(tmp_path / f"{number}.parquet", rows, kind=pa.array(list(y[rows]), pa.int64()))
+    numbers, places = y.astype(np.float64), {np.float32(value): row for row, value in enumerate(X[:, 0])}
+    ours, theirs = (onnxtrain.Trainer(examples.mlp((4, 8, 1)), loss="mse", seed=1) for _ in range(2))
+    options = {"epochs": 2, "batch_size": 9, "shuffle": False, "progress": False}
+    with pytest.warns(onnxtrain.errors.TrainingHint, match=f"{np.isnan(numbers).sum()} of 60 targets are missing"):
+        found = losses(ours.fit(Shards(tmp_path), target="kind", **options))
+    with pytest.warns(onnxtrain.errors.TrainingHint):
+        assert found == losses(theirs.fit(X, numbers, **options))
+    for batch in ours.open_data(Shards(tmp_path, buffer=5), target="kind").batches(8, shuffle=True, seed=2):
+        expected = [numbers[places[value]] for value in batch.inputs["input"][:, 0]]
+        np.testing.assert_array_equal(batch.targets[:, 0], expected)
+
+
+def test_labels_of_two_outputs(tmp_path):
+    """Texts in columns named like the outputs, with a missing one."""
+    import onnx
+
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+      f (float[N, 4] input) => (float[N, 3] kind, float[N, 1] big) <float[1, 1] w = {2}, int64[2] axes = {1, 1},
+        int64[1] zero = {0}, int64[1] one = {1}, int64[1] three = {3}> {
+        kind = Slice(input, zero, three, one)  first = Slice(input, zero, one, one)  big = MatMul(first, w) }""")
+    big = np.where(X[:, 1] > 0, "yes", "no").astype(object)
+    big[40] = None
+    for number in range(2):
+        rows = slice(30 * number, 30 * number + 30)
+        write(tmp_path / f"{number}.parquet", rows, big=pa.array(list(big[rows])))
+    trainer = onnxtrain.Trainer(model, loss={"kind": "cross_entropy", "big": "bce"})
+    data = trainer.open_data(Shards(tmp_path))
+    assert trainer.labels == {"kind": ("bird", "cat", "dog"), "big": ("no", "yes")}
+    (batch,) = data.batches(60)
+    np.testing.assert_array_equal(np.array(["bird", "cat", "dog"])[batch.inputs["kind"]], KINDS)
+    expected = np.where(big == "yes", 1.0, np.where(big == "no", 0.0, np.nan).astype(np.float64))
+    np.testing.assert_array_equal(batch.inputs["big"][:, 0], expected)
+
+
 def test_the_command_line(tmp_path, monkeypatch):
     import onnx
 

@@ -211,6 +211,39 @@ def test_mistakes():
         tuned.predict(Windows({name: TABLE[name] for name in ("load", "temperature")}, WINDOW, HORIZON))
 
 
+def test_a_failed_validation_leaves_no_scales():
+    """Scales of all rows would tell the training about those that the next call holds out."""
+    ours = trainer()
+    with pytest.raises(DataError, match="has 1 rows here, but a window and its horizon take 11"):
+        ours.fit(Windows(TABLE, WINDOW, HORIZON), target="load", validation=0.01, progress=False)
+    ours.fit(Windows(TABLE, WINDOW, HORIZON), target="load", validation=0.2, progress=False)
+    assert ours.data_adapter.names.kept["windows"]["mean"]["load"] == TABLE["load"][:CUT].mean()
+
+
+def test_what_a_tuned_model_takes(tmp_path):
+    tuned = trainer()
+    windows = Windows(TABLE, WINDOW, HORIZON)
+    tuned.fit(windows, target="load", validation=0.2, progress=False)
+    for call in (tuned.fit, tuned.evaluate):
+        with pytest.raises(DataError, match="the target of the table is 'wind', but the model was trained on 'load'"):
+            call(windows, target="wind")
+    tuned.save(tmp_path / "tuned.onnx")
+    np.testing.assert_array_equal(onnxtrain.predict(tmp_path / "tuned.onnx", TABLE), tuned.predict(windows))
+    with pytest.raises(DataError, match="read 'x', 'load', 'wind', 'temperature'; they need one input and one target"):
+        trainer().fit(windows, target=["load", "wind"], sample_weight="temperature")
+
+
+def test_files_of_windows(tmp_path):
+    pytest.importorskip("pyarrow.csv")
+    for number in (2, 10):
+        (tmp_path / f"{number}.csv").write_text("a\n" + "\n".join(map(str, np.arange(12) + number)) + "\n")
+    with pytest.raises(DataError, match=r"has the files '10.csv' and '2.csv' in this order, by name, .* give a list"):
+        dataset(tmp_path, "a", ("N", WINDOW, 1))
+    (tmp_path / "10.csv").write_text("a\n0.5\n" * 1)  # behind integers
+    found = dataset([tmp_path / "2.csv", tmp_path / "10.csv"], "a", ("N", WINDOW, 1))
+    np.testing.assert_array_equal(found._raw["a"], [*range(2, 14), 0.5])
+
+
 def test_a_checkpoint_has_the_scales(tmp_path):
     first = trainer()
     first.fit(Windows(TABLE, WINDOW, HORIZON), target="load", validation=0.2, checkpoint=tmp_path, progress=False)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from onnxtrain.data import CsvFile, ParquetFile
 from onnxtrain.data.base import Dataset, DataSource
@@ -39,7 +42,8 @@ def read_tables(source: Any, reading: Reading) -> Any:
             source = Shards(source.path, delimiter=source.delimiter, encoding=source.encoding, decimal=source.decimal)
         elif isinstance(source, ParquetFile):
             source = source.path
-        if isinstance(source, Shards) or are_shards(source) or is_table(source) or is_frame(source):
+        is_whole = isinstance(source, Mapping) and all(np.ndim(source.get(name, 0)) == 1 for name in form.columns)
+        if is_whole or isinstance(source, Shards) or are_shards(source) or is_table(source) or is_frame(source):
             return ScaledWindows(Windows(source, form.window, form.horizon), form)
     if are_shards(source):
         return Shards(source)

@@ -31,7 +31,7 @@ _HASHED: Final = 2**16
 @checks_arguments
 @dataclass(frozen=True)
 class Shards(DataSource):
-    """A table in several files, Parquet, Arrow or CSV, which are read row group by row group and never kept.
+    """A table in several files, Parquet, Arrow or CSV, read row group by row group; only the targets are kept.
 
     Columns are those of a :class:`onnxtrain.data.ParquetFile`. The first file decides the names and the types of the
     columns; the others may have them in another order. The number of rows is read from Parquet's footers; CSV files are

@@ -12,7 +12,8 @@ from typing import Any, Final, Self
 import numpy as np
 
 from onnxtrain.data.base import Batch, Dataset
-from onnxtrain.data.conversion import Array, to_numpy
+from onnxtrain.data.conversion import Array, kind_of, to_numpy
+from onnxtrain.data.files import GrowingArray, GrowingTexts
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.naming import ColumnChoice, Wanted, check_unique
 from onnxtrain.data.parquet_file import type_of, values_of
@@ -84,7 +85,7 @@ class TableStream(IterableDataset):
         ends = itertools.accumulate(rows or 0 for rows in sizes)
         self._pieces = [(end - (piece.rows or 0), piece) for end, piece in zip(ends, pieces, strict=True)]
         self._taken: Array | None = None  # True for each row that is read; None for all
-        self._seen: list[Array] = []  # targets, once they are known; shared by all copies
+        self._seen: dict[str | None, Array] = {}  # targets, once they are known; shared by all copies
         self.check_cut()
 
     @property
@@ -94,23 +95,41 @@ class TableStream(IterableDataset):
         return {} if features is None else {self._inputs[0].name: tuple(features)}
 
     def values(self, name: str | None = None) -> Array | None:
-        """Return targets of the first rows; of texts all that there are, so that every class is known."""
-        if name is not None or self._label is None:
+        """Return the targets of all rows, so that every class and every missing one is known; see :meth:`_look`."""
+        if name not in self._beside or (name is None and self._label is None and None not in self._wanted.columns):
             return None
-        if not self._seen:
-            self._seen.append(self._look(self._label))
-        return self.adapted(self._seen[0], None, "the target array")
+        if name not in self._seen:
+            self._seen[name] = self._look(name)
+        found = self._seen[name]
+        if self._taken is not None and len(found) == len(self._taken):
+            found = found[self._taken]
+        return self.adapted(found, name, "the target array")
 
-    def _look(self, label: str) -> Array:
-        if self.declared_labels:
+    def _look(self, name: str | None) -> Array:
+        """Return the targets of all rows; of lists and of the numbers of a stream the first, of its texts each once."""
+        if name is None and self.declared_labels:
             return np.array(self.declared_labels)
-        found: dict[str, None] = {}
-        for block in self._blocks([label]):
-            targets = self._targets(block, label, 0)
-            if targets.dtype != object:
-                return targets
-            found.update(dict.fromkeys(targets))
-        return np.array(list(found))
+        label = str(self._label if name is None else name)
+        own = dataclasses.replace(self._wanted, columns={name: self._wanted.columns.get(name, (label,))})
+        columns, found, axes = own.columns[name], GrowingTexts(), ()
+        numbers: GrowingArray | None = None
+        for block in self._blocks(columns):
+            inputs, only = own.joined(({each: self._targets(block, each, 0) for each in columns}, None), self.name)
+            part = np.asarray(only if name is None else inputs[name])
+            axes = part.shape[1:]
+            if kind_of(part.dtype) == "string":
+                found.append(map(str, part.flat))
+                continue
+            if self.size is None or (len(columns) == 1 and axes):
+                return part
+            if numbers is None:
+                numbers = GrowingArray(axes, part.dtype)
+            elif part.dtype.kind == "f" != numbers.dtype.kind:
+                numbers = GrowingArray.of(numbers.finish(), part.dtype)
+            numbers.append(part)
+        if numbers is not None:
+            return numbers.finish()
+        return found.finish().reshape(-1, *axes) if self.size is not None else np.array([*found.distinct])
 
     def batch_count(self, batch_size: int = 1) -> int | None:
         """Return the number of batches per epoch; None where the number of rows is unknown."""
@@ -195,7 +214,7 @@ class TableStream(IterableDataset):
 def mixed(blocks: Iterable[Rows], size: int, rng: np.random.Generator) -> Iterator[Rows]:
     """Yield rows in a random order: each row that comes takes the place of a random one of the ``size`` rows held."""
     filling: list[Rows] = []
-    held: Rows | None = None
+    held: dict[str | None, Array] | None = None
     for block in blocks:
         if held is None:
             filling.append(block)
@@ -207,6 +226,8 @@ def mixed(blocks: Iterable[Rows], size: int, rng: np.random.Generator) -> Iterat
             places = rng.choice(_count(held), _count(part), replace=False)
             yield {key: array[places] for key, array in held.items()}
             for key, array in held.items():
+                if array.dtype.kind in "biu" and part[key].dtype.kind == "f":  # the first missing target
+                    held[key] = array = array.astype(part[key].dtype)
                 array[places] = part[key]
     if held is None and filling:
         held = _joined(filling)

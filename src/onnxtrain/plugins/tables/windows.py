@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -141,21 +142,27 @@ class Windows(DataSource):
         """Return the windows in batches, scaled as a model was trained, or by these rows."""
         inputs = [spec for spec in wanted.specs if not spec.beside]
         beside = [spec.name for spec in wanted.specs if spec.beside]
-        if len(inputs) != 1 or (beside and wanted.need_target):
+        taken = {name for own in wanted.columns.values() for name in own}
+        if len(inputs) != 1 or (beside and (wanted.need_target or (taken and {*beside} - taken))):
             raise DataError(
                 f"{self.name} gives windows, one array per example, but the model and its losses read "
                 f"{some_names(spec.name for spec in wanted.specs)}; they need one input and one target."
             )
         spec, with_targets = inputs[0], wanted.need_target or bool(beside)
-        columns = self._columns()
+        columns, asked = self._columns(), beside or wanted.target
         if form is None:
-            targets = _targets(beside or wanted.target, columns, self.name)
+            targets = _targets(asked, columns, self.name)
             form = Form(self.window, self.horizon, _inputs(columns, targets, spec, self.name), targets)
         elif (self.window, self.horizon) != (form.window, form.horizon):
             raise DataError(
                 f"the windows have {self.window} rows and a horizon of {self.horizon}, but the model was trained on "
                 f"{form.window} and {form.horizon}; give these."
             ).about("window", got=(self.window, self.horizon), wanted=(form.window, form.horizon))
+        elif with_targets and asked and (found := _targets(asked, columns, self.name)) != [*form.targets]:
+            raise DataError(
+                f"the target of {self.name} is {some_names(found)}, but the model was trained on "
+                f"{some_names(form.targets)}; give this target, or train another model."
+            ).about("target", got=found, wanted=[*form.targets])
         read = dict.fromkeys([*form.columns, *(form.targets if with_targets else ())])
         missing = [name for name in read if name not in columns]
         if missing:
@@ -174,8 +181,9 @@ class Windows(DataSource):
         ):
             source = Shards(source)
         if isinstance(source, Shards):
+            _check_order(source)
             with readable(source.name):
-                source = source.table().to_table()
+                source = source.table(()).to_table()
         if isinstance(source, Mapping):
             found = {str(name): np.asarray(column) for name, column in source.items()}
         elif is_frame(source):
@@ -322,6 +330,21 @@ def _inputs(columns: Mapping[str, Array], targets: Sequence[str], spec: TensorSp
         f"{name} has {counts[0]} columns with numbers ({some_names(columns)}) and {counts[1]} targets, but the input "
         f"'{spec.name}' is {spec.describe_shape()}; give as many columns as it takes."
     ).about(spec.name, got=counts, wanted=spec.shape)
+
+
+def _check_order(source: Shards) -> None:
+    """Refuse files whose order by name, in which they are read, is not that of the numbers in their names."""
+    if not isinstance(source.path, str | os.PathLike):
+        return  # the order of a list was chosen
+    files = source.files()
+    parts = [re.split(r"(\d+)", str(file)) for file in files]
+    orders = [[int(part) if index % 2 else part for index, part in enumerate(each)] for each in parts]
+    moved = next((index for index, order in enumerate(orders) if index and order < orders[index - 1]), None)
+    if moved is not None:
+        raise DataError(
+            f"{source.name} has the files '{files[moved - 1].name}' and '{files[moved].name}' in this order, by name, "
+            "which is hardly that of time; give a list of paths in the order of time."
+        ).about(source.name, got=[file.name for file in files])
 
 
 def _plain(column: Any, name: str) -> Array:
