@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -121,11 +120,12 @@ def save_checkpoint(
     config |= {"dtype": "float32", "tie_word_embeddings": tied}
     config.pop("torch_dtype", None)
     config.pop("quantization_config", None)
-    write_files({path / _CONFIG: _json(config)})
+    copies = {path / _CONFIG: _json(config)}
     for name in _BESIDE:
         origin = next((one / name for one in (folder, source) if one is not None and (one / name).is_file()), None)
         if origin is not None and origin.resolve() != (path / name).resolve():
-            shutil.copyfile(origin, path / name)
+            copies[path / name] = origin.read_bytes()
+    write_files(copies)
 
 
 def _config(
@@ -266,7 +266,7 @@ def _check_complete(base: BaseModel, tensors: list[_Tensor], architecture: Archi
 def _with_others(tensors: list[_Tensor], source: Path, label: str) -> list[_Tensor]:
     """Add what only the checkpoint has, such as a vision tower; refuse names that it does not have."""
     known: dict[str, Array] = {}
-    for file in sorted(source.glob("*.safetensors")):
+    for file in sorted(source.glob("model*.safetensors")):  # not states, adapters, or the same weights by other names
         known |= map_safetensors(file)
     if not known or source.resolve() == Path(label).resolve():
         return tensors
