@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import onnxtrain
+from distributed.threads import in_threads
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.plugins.text.generation import generate, next_scores
 from plugins.text.chats import language_model, tokenizer
@@ -52,6 +53,15 @@ def test_rewards_rise(folder, loss):
     assert last > 0.6
     assert ("kl" in found[0]) == ("beta" in loss)
     assert all(row.get("kl", 0) >= 0 for row in found)
+
+
+def test_several_processes_are_refused(folder):
+    def trained(communicator):
+        learner = trainer(folder, distributed=communicator, threads=1)
+        with pytest.raises(OptionError, match=r"^grpo samples .* in one process, but 2 train together; leave distrib"):
+            train(learner)
+
+    in_threads(2, trained)
 
 
 def test_samples_and_steps_repeat_with_their_seed(folder):
