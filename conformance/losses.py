@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx import helper, parser
 
 import onnxtrain
-from conformance import detection, oracle
+from conformance import detection, more_losses, oracle
 from conformance.subject import Made, Subject
 from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import TRAINING_DOMAIN
@@ -400,6 +400,45 @@ def rows() -> list[Row]:
             lambda z, t: detection.yolo(z, t, REG_MAX, HEAD.astype(np.float64), topk=5, beta=1.0),
         ),
         Row("boxes", losses.DETR(), SLOTS, DETECTED, lambda z, t: detection.detr(z, t, SLOTS.astype(np.float64))),
+        *_more_rows(),
+    ]
+
+
+def _more_rows() -> list[Row]:
+    """Losses of counts, amounts, quantiles, margins, ordered classes and survival times."""
+    losses, more = onnxtrain.losses, more_losses
+    z, other = normal(6, 4, scale=2), normal(6, 4, seed=1)
+    amounts, aims = np.exp(normal(6, 4, seed=2)), np.exp(normal(6, 4, seed=3))
+    shares = np.abs(other) / np.abs(other).sum(1, keepdims=True)
+    shares[0] = (0, 0, 1, 0)
+    signs, kinds = labels(6, 4, classes=2).astype(np.float32), labels(6, classes=4)
+    several = np.array([0.1, 0.5, 0.7, 0.9])
+    survival = np.float32([[3, 1], [1, 0], [2, 1], [2, 0], [5, 1], [4, 0]])
+    return [
+        Row("counts", losses.Poisson(), amounts, np.floor(aims), more.poisson),
+        Row("logarithms", losses.Poisson(log_input=True), other, np.floor(aims), more.poisson_of_logarithms),
+        Row("amounts", losses.Gamma(), amounts, aims, more.gamma),
+        Row("logarithms", losses.Gamma(log_input=True), other, aims, lambda z, t: more.gamma(np.exp(z), t)),
+        Row("one", losses.Quantile(0.9), z, other, lambda z, t: more.quantile(z, t, 0.9)),
+        Row("several", losses.Quantile(several), z, other[:, 0], lambda z, t: more.quantile(z, t, several)),
+        Row("values", losses.LogCosh(), z, other, more.log_cosh),
+        Row("values", losses.MeanAbsolutePercentageError(), z, aims, more.percentage),
+        Row("values", losses.MeanSquaredLogarithmicError(), amounts, aims, more.squared_logarithmic),
+        Row("vectors", losses.CosineSimilarity(), z, other, more.cosine),
+        Row("shares", losses.KLDivergence(), z, shares, more.divergence),
+        Row("signs", losses.Hinge(), z, signs, lambda z, t: more.hinge(z, t, 1)),
+        Row("signs", losses.SquaredHinge(), z, signs, lambda z, t: more.hinge(z, t, 2)),
+        Row("labels", losses.CategoricalHinge(), z, kinds, more.categorical_hinge),
+        Row("labels", losses.Ordinal(), z[:, :3], kinds, more.ordinal),
+        Row(
+            "labels",
+            losses.Tversky(0.1, alpha=0.3, beta=0.6).with_form(TargetForm("indices")),
+            normal(2, 3, 2, 4),
+            labels(2, 2, 4, classes=3),
+            lambda z, t: more.tversky(z, t, 0.3, 0.6, 0.1),
+        ),
+        Row("labels", losses.Circle(2.0, 0.3), z, labels(6, classes=2), lambda z, t: more.circle(z, t, 2.0, 0.3)),
+        Row("times", losses.Cox(), other[:, 0], survival, more.cox),
     ]
 
 

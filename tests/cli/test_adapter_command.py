@@ -143,6 +143,10 @@ def test_adapters_are_added(files, success):
             r"--targets determines the slots, and so does the adapter",
         ),
         (("adapter", "slots", "model.onnx", "-o", "x.onnx", "--requantize"), r"--requantize is for merge"),
+        (
+            ("adapter", "merge", "model.onnx", "a", "-o", "x", "--requantize"),
+            r"--requantize is for merge, not for merge into a folder; leave it out",
+        ),
         (("adapter", "to-peft", "model.onnx", "a", "-o", "x.onnx_adapter"), r"to-peft writes a folder"),
         (("adapter", "from-peft", "model.onnx", "a", "-o", "x.onnx"), r"from-peft writes an .onnx_adapter file"),
         (("adapter", "merge", "model.onnx", "a", "b", "-o", "x.onnx"), r"merge takes one adapter, but 'b' is another"),

@@ -12,10 +12,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import onnxtrain
 from onnxtrain.cli.app import COMMANDS
 from onnxtrain.plugins.sparse import compile as compiling
+from plugins.text.chats import decoder
 from sentences import raises_sentence
 
 LOSS = ("--loss", "softmax_cross_entropy")
@@ -46,6 +48,7 @@ LINES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("export", "MODEL", *LOSS, "--step-graph", "OUT.onnx"),
         ("export", "MODEL", *LOSS, "--states", "OUT.safetensors"),
     ),
+    "checkpoint": (("checkpoint", "FORM/decoder.onnx", "-o", "OUT"),),
     "import-states": (("import-states", "MODEL", "given.safetensors", "-o", "OUT.onnx"),),
 }  # fmt: skip
 WITHOUT_MODEL = ("runs", "completion", "demo")
@@ -58,8 +61,6 @@ def test_every_command_has_a_line() -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a model in one file, the same model with external data, and the commands' other inputs."""
-    from safetensors.numpy import save_file
-
     folder = tmp_path_factory.mktemp("made")
     for name in ("inline", "external"):
         (folder / name).mkdir()
@@ -76,6 +77,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         location="model.onnx.data",
         size_threshold=0,
     )
+    onnx.save(decoder(), folder / "inline" / "decoder.onnx")
+    beside = {"save_as_external_data": True, "location": "decoder.onnx.data", "size_threshold": 0}
+    onnx.save(decoder(), folder / "external" / "decoder.onnx", **beside)
+    for name in ("inline", "external"):
+        (folder / name / "config.json").write_text('{"model_type": "llama"}')
     points = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
     np.savez(folder / "train.npz", input=points, label=points[:, :3].argmax(1))
     save_file({"layer1.bias": np.ones(16, np.float32)}, folder / "given.safetensors")
@@ -89,6 +95,8 @@ def results(path: Path) -> dict[str, np.ndarray] | bytes | None:
     """Read a command's result: outputs of a model that runs, the weights of one that does not, arrays or bytes."""
     if path.suffix == ".npz":
         return dict(np.load(path))
+    if (path / "model.safetensors").is_file():
+        return load_file(path / "model.safetensors")
     if path.suffix != ".onnx":
         return None
     model = onnx.load(path)
@@ -120,7 +128,8 @@ def test_commands(
         original = {path: path.read_bytes() for path in (tmp_path / form).iterdir()}
         out = tmp_path / form if place == "beside" else tmp_path / f"{form}-out"
         out.mkdir(exist_ok=True)
-        words = [word.replace("MODEL", f"{form}/model.onnx").replace("OUT", f"{out.name}/tuned") for word in line]
+        text = "\n".join(line).replace("MODEL", "FORM/model.onnx").replace("OUT", f"{out.name}/tuned")
+        words = text.replace("FORM", form).split("\n")
         result = run(*words)
         assert result.code == 0, result.err
         assert {path: path.read_bytes() for path in original} == original

@@ -59,6 +59,7 @@ TRAINER = {
 }
 FIT = {
     "validation": "changes no number",
+    "steps_per_epoch": "changes where epochs end; tests/training compares it with endless data",
     "target": "names a column",
     "metrics": "changes no number",
     "checkpoint": "changes no number",

@@ -1,5 +1,7 @@
 """Missing targets are left out of losses that can, as a mask does in PyTorch; others refuse them in one sentence."""
 
+import inspect
+
 import numpy as np
 import onnx.parser
 import pytest
@@ -7,6 +9,7 @@ from onnx import numpy_helper
 
 import onnxtrain
 from frames import Frame
+from losses.loss_rows import LOSS_ROWS
 from onnxtrain import examples
 from onnxtrain.errors import DataError
 from onnxtrain.losses import LOSSES
@@ -50,23 +53,31 @@ def test_missing_elements_are_masked_as_in_pytorch(name, reference, weights):
         np.testing.assert_allclose(trainer.parameters[each.name], after, rtol=0, atol=3e-7)
 
 
+def test_losses_that_are_a_mean_over_elements_say_so():
+    means = [name for name, loss in LOSSES.items() if "mean_over(" in inspect.getsource(loss.build)]
+    assert {*means} == {*ELEMENTWISE} >= {"poisson", "hinge", "quantile", "mean_squared_error"}
+
+
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_every_elementwise_loss_equals_itself_on_the_present_elements(name):
-    """The loss of [N, 3] is the mean over all present elements, also over micro-batches and in an evaluation."""
-    model, present = examples.mlp((4, 8, 3)), ~np.isnan(Y)
-    scores = onnxtrain.predict(model, X)[present]
+    """The loss of [N, 4] is the mean over all present elements, also over micro-batches and in an evaluation."""
+    row = LOSS_ROWS[name]
+    model, x, y = row.model(), row.x, row.targets[0].astype(np.float32)
+    y[RNG.random(y.shape) < 0.3] = np.nan
+    present = ~np.isnan(y)
+    scores = onnxtrain.predict(model, x)[present]
     identity = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]> g (float[N] x) => (float[N] y) {y = Identity(x)}'
     )
-    expected = onnxtrain.evaluate(identity, (scores, Y[present]), loss=name)["loss"]
+    expected = onnxtrain.evaluate(identity, (scores, y[present]), loss=name)["loss"]
     whole = onnxtrain.Trainer(model, loss=name)
-    assert whole.evaluate(X, Y)["loss"] == pytest.approx(expected, rel=1e-5)
-    assert whole.evaluate(X, Y, batch_size=7)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert whole.evaluate(x, y)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert whole.evaluate(x, y, batch_size=7)["loss"] == pytest.approx(expected, rel=1e-5)
     several = onnxtrain.Trainer(model, loss=name, accumulate=4)
-    assert several.train_step(X, Y) == pytest.approx(expected, rel=1e-5)
+    assert several.train_step(x, y) == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(
         several.get_weights(flat=True),
-        (whole.train_step(X, Y), whole.get_weights(flat=True))[1],
+        (whole.train_step(x, y), whole.get_weights(flat=True))[1],
         rtol=0,
         atol=1e-5,
     )
@@ -97,6 +108,23 @@ def test_the_count_is_said_once():
         trainer.fit(X, Y, validation=(X, Y), progress=False)
     trainer.fit(X, Y, progress=False)  # a second warning would be an error
     assert len([each for each in found if "missing" in str(each.message)]) == 1
+
+
+OTHERS = ["kl_divergence", "categorical_hinge", "ordinal", "tversky", "cosine_similarity", "quantile"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_losses_refuse_missing_targets(name):
+    """Each in one sentence; a quantile loss of several quantiles has several predictions for a target."""
+    row = LOSS_ROWS[name]
+    y = row.targets[0].astype(np.float32)
+    y[3] = np.nan
+    loss = LOSSES[name]()
+    if name == "quantile":
+        loss, y = LOSSES[name]((0.1, 0.2, 0.5, 0.9)), y[:, 0]
+    refused = r"at (example|row) 3|at example \d+|has type float32, but the model needs int64"
+    with pytest.raises(DataError, match=refused):
+        onnxtrain.Trainer(row.model(), loss=loss).fit(row.x, y, progress=False)
 
 
 @pytest.mark.parametrize("name", ["triplet", "info_nce"])

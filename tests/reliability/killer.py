@@ -24,6 +24,7 @@ import onnx
 from safetensors.numpy import save_file
 
 import onnxtrain
+from plugins.text.chats import decoder
 from reliability.outcome import WrongError
 
 
@@ -85,6 +86,11 @@ SCENARIOS = {
     ),
     "slots": Scenario(
         ("adapter", "slots", "model.onnx", "--targets", "*", "--output", "slots.onnx"), ("slots.onnx",), external=True
+    ),
+    "checkpoint": Scenario(
+        ("checkpoint", "decoder.onnx", "--output", "out"),
+        ("out/model.safetensors", "out/config.json", "out/tokenizer.json"),
+        before=("checkpoint", "former.onnx", "--output", "out"),
     ),
     "prune": Scenario(
         ("prune", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--sparsity", "0.5",
@@ -221,6 +227,10 @@ def _write_files(folder: Path, *, external: bool) -> None:
     np.savez(folder / "train.npz", input=points, label=points[:, :3].argmax(1))
     np.savez(folder / "other.npz", input=-points)
     save_file({"layer1.bias": np.ones(5, np.float32)}, folder / "given.safetensors")
+    for seed, name in enumerate(("former.onnx", "decoder.onnx")):
+        onnx.save(decoder(seed), folder / name)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
 
 
 def written(folder: Path, scenario: Scenario) -> dict[str, bytes | None]:

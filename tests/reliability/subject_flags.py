@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from plugins.text.chats import decoder
 from reliability.outcome import WrongError
 from reliability.worker import Operations
 
@@ -49,6 +50,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "import-states": ("model.onnx", "given.safetensors", "--output", "out.onnx"),
     "runs": ("folder",),
     "completion": ("bash",),
+    "checkpoint": ("decoder.onnx", "--output", "out"),
     "demo": (),
     "export": ("model.onnx", "--loss", "softmax_cross_entropy", "--step-graph", "out.onnx"),
 }  # fmt: skip
@@ -84,19 +86,21 @@ class Subject:
         points = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
         np.savez(shared / "train.npz", input=points, label=points[:, :3].argmax(1))
         save_file({"layer1.bias": np.ones(5, np.float32)}, shared / "given.safetensors")
+        onnx.save(decoder(), shared / "decoder.onnx")
+        (shared / "config.json").write_text('{"model_type": "llama"}')
         self._flags = {command: flags_of(command) for command in BASES}
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Run one command line."""
         generator = random.Random(f"flags {seed} {index}")
-        for name in ("model.onnx", "train.npz", "given.safetensors"):
+        for name in ("model.onnx", "train.npz", "given.safetensors", "decoder.onnx", "config.json"):
             (case / name).write_bytes((self._shared / name).read_bytes())
         (case / "folder").mkdir()
         command = generator.choice([*BASES])
         line = [command, *spoil(list(BASES[command]), self._flags[command], generator)]
         (case / "line.txt").write_text(repr(line))
         operations.run(command, lambda: run_line(line, case))
-        for name in ("model.onnx", "train.npz"):
+        for name in ("model.onnx", "train.npz", "decoder.onnx"):
             if not overwritten(line, name) and (case / name).read_bytes() != (self._shared / name).read_bytes():
                 operations.run("files", _changed)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from plugins.text.chats import decoder
 from reliability.mutation import damage
 from reliability.subject_adapters import spoil_json
 from reliability.worker import Operations
@@ -36,6 +37,10 @@ PREPROCESSOR = {
     "crop_pct": 0.875, "do_rescale": True, "rescale_factor": 0.00392, "do_normalize": True,
     "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.1], "do_flip_channel_order": False,
 }  # fmt: skip
+CHECKPOINT: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4, "num_hidden_layers": 1,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "quantization_config": {"bits": 4},
+}  # fmt: skip
 RUN = {"rows": [{"loss": 1.0, "epoch": 1}], "facts": {"model": "m"}, "finished": True, "seconds": 1.5, "title": "t"}
 TOML = 'model = "m.onnx"\nepochs = 5\ntrain = ["a.*"]\nlearning_rate = 0.5\nshuffle = true\n'
 PIECES = ("[", "]", "{", "}", '"', "'", '"""', "\\", "\n", ".", "=", "a", "9" * 50, "0x" + "f" * 99, "1e999", "nan",
@@ -54,6 +59,7 @@ class Subject:
         self._shared = shared
         model = onnxtrain.examples.mlp((4, 5, 3))
         onnx.save(model, shared / "model.onnx")
+        onnx.save(decoder(), shared / "decoder.onnx")
         self._training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="sgd", recompute="*")
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
@@ -61,7 +67,8 @@ class Subject:
         generator = random.Random(f"small {seed} {index}")
         warnings.simplefilter("ignore")
         kinds = (self._tokenizer, self._labels, self._labels, self._preprocessor, self._run, self._run, self._toml,
-                 self._toml, self._weights, self._states, self._metadata, self._leftover)  # fmt: skip
+                 self._toml, self._weights, self._states, self._metadata, self._leftover,
+                 self._checkpoint)  # fmt: skip
         kind = generator.choice(kinds)
         operations.run(kind.__name__.strip("_"), lambda: kind(generator, case))
 
@@ -139,6 +146,29 @@ class Subject:
         save_file({"layer1.bias": np.ones(5, np.float32)}, case / "s.safetensors")
         spoil_file(case / "s.safetensors", generator)
         import_states(self._shared / "model.onnx", case / "s.safetensors", case / "o.onnx")
+
+    def _checkpoint(self, generator: random.Random, case: Path) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        from onnxtrain.plugins.text.hugging_face import save_checkpoint
+        from reliability.subject_adapters import spoil_file
+
+        config = {**CHECKPOINT, "model_type": generator.choice(("llama", "gpt2", "phi3", "gemma"))}
+        source = case / "source"
+        source.mkdir()
+        (source / "config.json").write_text(json.dumps(config))
+        (source / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+        if generator.random() < 0.5:
+            self._json(config, generator, source / "config.json")
+        if generator.random() < 0.5:
+            weights = {"model.norm.weight": np.ones(4, np.float32), "lm_head.weight": np.ones((7, 4), np.float32)}
+            names = ("embed_tokens", "layers.0.mlp.up_proj", "layers.0.mlp.down_proj")
+            save_file(weights | {f"model.{name}.weight": np.ones(3) for name in names}, source / "model.safetensors")
+            if generator.random() < 0.8:
+                spoil_file(source / "model.safetensors", generator)
+        save_checkpoint(self._shared / "decoder.onnx", case / "out", base_model=source)
+        assert load_file(case / "out" / "model.safetensors").keys() >= {"lm_head.weight"}
+        assert isinstance(json.loads((case / "out" / "config.json").read_text()), dict)
 
     def _metadata(self, generator: random.Random, case: Path) -> None:
         import onnx

@@ -33,6 +33,7 @@ FUZZED = {
         "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py",
         "training/report/record.py",
         "cli/configuration.py", "cli/fit.py", "plugins/step_graphs/import_states.py", "autodiff/options.py",
+        "plugins/text/hugging_face.py",
     ),
     "tables": (
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",

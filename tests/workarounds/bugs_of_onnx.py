@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx import ModelProto, numpy_helper, parser
 from onnx_ir.passes import common
 
-from onnxtrain.graph.bounded_inference import hide_computed_slices
+from onnxtrain.graph.bounded_inference import hide_computed_slices, infer_within_bounds
 from peak_memory import PEAK
 from workarounds.shown import model, run_python, session, shows
 
@@ -27,6 +27,24 @@ def computed_bounds() -> bool:
     hide_computed_slices(sliced.graph)  # the workaround works
     assert not sizes(onnx.shape_inference.infer_shapes(sliced, data_prop=True))  # the workaround works
     return present
+
+
+@shows("bins of STFT")
+def bins_of_stft() -> bool:
+    sound = model(
+        """g (float[2,256,1] x) => (float[2,7,33,2] y) <int64 step = {32}, int64 length = {64}>
+        { s = STFT(x, step, , length)  y = Neg(s) }""",
+        18,
+    )
+
+    def bins(inferred: ModelProto) -> int:
+        (info,) = [info for info in inferred.graph.value_info if info.name == "s"]
+        return info.type.tensor_type.shape.dim[2].dim_value
+
+    assert session(sound).run(None, {"x": np.zeros((2, 256, 1), np.float32)})[0].shape == (2, 7, 33, 2)
+    assert bins(infer_within_bounds(sound)) == 33  # the workaround works
+    del sound.graph.node[0].attribute[:]  # the workaround works
+    return bins(onnx.shape_inference.infer_shapes(sound, data_prop=True)) == 64
 
 
 @shows("the matrix of Attention")

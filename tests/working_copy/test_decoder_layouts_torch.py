@@ -137,6 +137,7 @@ def test_the_decoder_of_qwen_vl(tmp_path):
     check_losses(qwen(), tmp_path / "qwen.onnx", inputs, IDS, shapes)
     trainer = onnxtrain.Trainer(tmp_path / "qwen.onnx", loss="next_token", lora=onnxtrain.Lora(rank=4))
     assert trainer.train_step(inputs, IDS) > trainer.train_step(inputs, IDS)
+    assert len(trainer.fit(inputs, IDS, progress=False).rows) == 1  # one ready batch
 
 
 def gemma():

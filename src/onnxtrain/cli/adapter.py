@@ -92,14 +92,14 @@ class AdapterFlags:
             raise OptionError(
                 f"from-peft writes an .onnx_adapter file, but --output is {str(output)!r}; let it end so."
             )
+        folder = action == "merge" and output is not None and not output.suffix  # a checkpoint, in float32
+        done = "merge into a folder" if folder else action
         for name, taker in _TAKERS.items():
             value = getattr(self, name)
-            if value is None or value is False:
+            if value is None or value is False or (folder and name == "base_model"):
                 continue
-            if name == "base_model" and action == "merge" and output is not None and not output.suffix:
-                continue  # a checkpoint of transformers
-            if action != taker:
-                raise OptionError(f"{flags.flag_of(name)} is for {taker}, not for {action}; leave it out.")
+            if done != taker:
+                raise OptionError(f"{flags.flag_of(name)} is for {taker}, not for {done}; leave it out.")
             if taker == "slots" and adapter is not None:
                 raise OptionError(
                     f"{flags.flag_of(name)} determines the slots, and so does the adapter; leave one of them out."

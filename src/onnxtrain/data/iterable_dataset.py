@@ -187,7 +187,8 @@ class IterableDataset(Dataset):
     def adapted(self, value: object, key: str | None, subject: str) -> Array:
         """Return targets in the form of the loss, or weights."""
         spec, adapt, _ = self._beside[key]
-        array = to_numpy(value, subject, "" if spec is None else spec.hint, may_miss=True)
+        plain = value if isinstance(value, np.ndarray) and not value.dtype.hasobject else None
+        array = to_numpy(value, subject, "" if spec is None else spec.hint, may_miss=True) if plain is None else plain
         if key is not None and key == self._weights:
             return check_weights(array, subject)
         return array if adapt is None else adapt(array)

@@ -1,8 +1,9 @@
-"""ONNX's shape inference with data propagation, guarded against two of its bugs.
+"""ONNX's shape inference with data propagation, guarded against three of its bugs.
 
 Data propagation records the elements of every vector, fifty bytes each, even of vectors that hold no sizes. With a
-batch size of 2**40 in a model it needs more memory than any machine has (workarounds: long vectors). And it treats
-computed bounds of a Slice as absent (workarounds: computed bounds).
+batch size of 2**40 in a model it needs more memory than any machine has (workarounds: long vectors). It treats
+computed bounds of a Slice as absent (workarounds: computed bounds), and an STFT as two-sided where it does not say
+(workarounds: bins of STFT).
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _HIDDEN = "onnxtrain.hidden"
 def infer_within_bounds(proto: ModelProto) -> ModelProto:
     """Infer types and shapes by ONNX with data propagation, without following vectors that are too long."""
     hide_computed_slices(proto.graph)
+    for node in proto.graph.node:
+        if node.op_type == "STFT" and not node.domain and not node.attribute:  # workarounds: bins of STFT
+            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
     try:
         if _has_large_sizes(proto.graph) or _large_makers(proto.graph):
             proto = onnx.shape_inference.infer_shapes(proto)

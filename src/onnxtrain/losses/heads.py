@@ -354,7 +354,7 @@ class LossHead:
         present = op.Not(op.IsNaN(target)).with_shape(target.shape)
         mask = op.cast(present, prediction.dtype).with_shape(target.shape)
         factors = mask if weights is None else weighted(op, mask, weights)
-        terms = loss.build(op, prediction, op.Where(present, target, op.zeros_like(target)), factors)
+        terms = loss.build(op, prediction, op.Where(present, target, op.ones_like(target)), factors)
         whole = op.ReduceSum(op.cast(present, ir.DataType.INT64), keepdims=0)  # a sum of 16-bit ones ends at 2048
         count = op.cast(whole, prediction.dtype).with_shape(())
         return terms._replace(loss=(terms.loss * (terms.weight / op.Max(count, 1.0))).with_shape(()), weight=count)

@@ -312,9 +312,9 @@ class DataAdapter:
 
 def _own_labels(labels: Labels | None, name: str | None) -> tuple[str, ...] | None:
     """Return the labels of the only targets, or of those of an output."""
-    if isinstance(labels, Mapping):
-        return None if name is None else labels.get(name)
-    return labels if name is None else None
+    if labels is None or isinstance(labels, tuple):
+        return labels if name is None else None
+    return None if name is None else labels.get(name)
 
 
 def _other_numbers(labels: Sequence[str]) -> tuple[float, ...]:

@@ -126,6 +126,29 @@ def language_model(path: Path, *, inputs: str = "input_ids, int64[N, T] attentio
     return path
 
 
+def decoder(seed: int = 0) -> onnx.ModelProto:
+    """Return a language model whose weights have the names of a checkpoint of transformers."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        f (int64[N, T] input_ids) => (float[N, T, 7] logits) {
+            x = Gather(words, input_ids)
+            u = Transpose<perm = [1, 0]>(up)    h = MatMul(x, u)  a = Tanh(h)
+            d = Transpose<perm = [1, 0]>(down)  z = MatMul(a, d)  y = Add(x, z)
+            o = Transpose<perm = [1, 0]>(head)  logits = MatMul(y, o) }"""
+    )
+    rng = np.random.default_rng(seed)
+    layer = "model.layers.0.mlp"
+    weights = {"words": ("model.embed_tokens", (7, 4)), "up": (f"{layer}.up_proj", (5, 4))}
+    weights |= {"down": (f"{layer}.down_proj", (4, 5)), "head": ("lm_head", (7, 4))}
+    for node in model.graph.node:
+        node.input[:] = [f"{weights[name][0]}.weight" if name in weights else name for name in node.input]
+    model.graph.initializer.extend(
+        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), f"{name}.weight")
+        for name, shape in weights.values()
+    )
+    return model
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     """Write rows as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import onnxtrain
+from distributed.threads import in_threads
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.plugins.text.generation import generate, next_scores
 from plugins.text.chats import language_model, tokenizer, write_rows
@@ -102,6 +103,15 @@ def test_a_prompt_that_fills_the_model_is_refused(folder, tmp_path):
             DataError, match=r"the prompt .* tokens, but the model takes 12 with the answer; shorten it"
         ):
             trainer(fixed, "next_token").fit([{"text": "Guten Tag"}], epochs=1, callbacks=[callback], progress=False)
+
+
+def test_several_processes_are_refused(folder):
+    def trained(communicator):
+        learner = trainer(folder, distributed=communicator, threads=1)
+        with pytest.raises(OptionError, match=r"^grpo samples .* in one process, but 2 train together; leave distrib"):
+            train(learner)
+
+    in_threads(2, trained)
 
 
 def test_samples_and_steps_repeat_with_their_seed(folder):

@@ -320,8 +320,11 @@ def _mark_common(graph: ir.Graph) -> None:
     if not fixed or not batch:
         return
     batch.follow(graph)
+    declared = {size for value, size in sizes.items() if value not in fixed} - {None}
     for value, size in fixed.items():
         for axis in [axis for axis, each in enumerate(dimensions(value) or ()) if not isinstance(each, int)]:
+            if size != 1 and declared == {(dimensions(value) or ())[axis]}:  # the only first axis of others
+                value.meta[TIME_FIRST] = "", axis
             own = BatchAxes({value: BatchAxis(axis)}, None).follow(graph)
             if any(found == batch.get(reached) for reached, found in own.items()):  # as in a state of layers
                 value.meta[TIME_FIRST] = "", axis

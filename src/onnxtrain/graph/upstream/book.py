@@ -234,6 +234,15 @@ BOOK: tuple[Workaround, ...] = (
         ("graph/bounded_inference.py",),
     ),
     Workaround(
+        "bins of STFT",
+        "onnx",
+        _ONNX,
+        "Shape inference takes an omitted onesided of STFT for 0, not for the default 1: it finds 64 bins for a window "
+        "of 64, of which there are 33.",
+        "The default is written out before inference.",
+        ("graph/bounded_inference.py",),
+    ),
+    Workaround(
         "the matrix of Attention",
         "onnx",
         _ONNX,

@@ -100,7 +100,7 @@ class SignCheck:
 
     def __call__(self, targets: Array, what: str, examples: Examples) -> None:
         """Raise a `DataError` that names the first example with an invalid value."""
-        wrong = ~np.isin(targets, (-1, 0, 1))
+        wrong = ~(np.isin(targets, (-1, 0, 1)) | np.isnan(targets))  # missing ones are not checked here
         if wrong.any():
             raise DataError(
                 f"{what} has {float(targets[wrong][0]):.6g} at example {int(examples[first_row(wrong)])}, but "
@@ -118,6 +118,7 @@ class Hinge(ReducedLoss):
 
     name: ClassVar[str] = "hinge"
     predicts = "binary"
+    elementwise: ClassVar[bool] = True
 
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
         """Check that targets are 1, -1 or 0."""

@@ -45,6 +45,7 @@ class NumberLoss(ReducedLoss):
     """Base of losses that are a mean over all elements."""
 
     predicts = "numbers"
+    elementwise: ClassVar[bool] = True
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
@@ -175,6 +176,11 @@ class Quantile(ReducedLoss):
     def predicts(self) -> PredictionKind | None:  # type: ignore[override]
         """Numbers, where each target has one prediction."""
         return None if isinstance(self.q, tuple) else "numbers"
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        """True where each target has one prediction."""
+        return not isinstance(self.q, tuple)
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return the shape of the prediction, without the axis of quantiles."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,11 +130,12 @@ def save_checkpoint(
     config |= {"dtype": "float32", "tie_word_embeddings": tied}
     config.pop("torch_dtype", None)
     config.pop("quantization_config", None)
-    write_files({path / _CONFIG: _json(config)})
+    copies = {path / _CONFIG: _json(config)}
     for name in _BESIDE:
         origin = next((one / name for one in (folder, source) if one is not None and (one / name).is_file()), None)
         if origin is not None and origin.resolve() != (path / name).resolve():
-            shutil.copyfile(origin, path / name)
+            copies[path / name] = origin.read_bytes()
+    write_files(copies)
 
 
 def _config(

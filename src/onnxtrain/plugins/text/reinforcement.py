@@ -149,6 +149,11 @@ def grpo(
         raise OptionError(
             f'grpo trains a trainer with the loss {getattr(loss, "name", loss)}; give Trainer(..., loss="grpo").'
         )
+    if trainer.config.parallel is not None and trainer.config.parallel.size > 1:
+        raise OptionError(
+            f"grpo samples and trains in one process, but {trainer.config.parallel.size} train together; leave "
+            "distributed out."
+        )
     whole = {"max_steps": (max_steps, 1), "batch_size": (batch_size, 1), "num_generations": (num_generations, 2)}
     whole |= {"num_iterations": (num_iterations, 1), "max_completion_length": (max_completion_length, 1)}
     for name, (value, least) in (whole | {"top_k": (top_k, 0)}).items():
