@@ -17,7 +17,7 @@ from onnx import ModelProto, SparseTensorProto, TensorProto, helper, numpy_helpe
 import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.training.inference.forward import outputs as predict
+from onnxtrain.training.inference.forward import predict_all as predict
 from peak_memory import PEAK
 from sentences import raises_sentence
 

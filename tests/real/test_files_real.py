@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.inference.forward import evaluate
-from onnxtrain.training.inference.forward import outputs as predict
+from onnxtrain.training.inference.forward import predict_all as predict
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>\n'
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)

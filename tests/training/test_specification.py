@@ -44,7 +44,7 @@ def defaults():
     return {
         name: fields[name].default_factory() if fields[name].default is dataclasses.MISSING else fields[name].default
         for name in fields
-        if name not in ("model", "loss", "optimizer", "forms", "weighted", "packed")
+        if name not in ("model", "loss", "optimizer", "forms", "weighted", "packed", "held", "missed")
     }
 
 

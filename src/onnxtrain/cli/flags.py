@@ -77,7 +77,7 @@ def annotated(
         metavar=metavar,
         help=help,
     )
-    return Annotated[kind, parameter]
+    return Annotated[kind | None if default is None else kind, parameter]  # where pydantic is, defaults are checked
 
 
 def flag(default: Any, help: str, **settings: Any) -> Any:

@@ -133,7 +133,7 @@ def _reduces(match: Match) -> str | None:
 
 
 def _emit_reduction(op: Builder, match: Match) -> Value:
-    """ONNX Runtime computes sums of other functions element by element."""
+    """ONNX Runtime computes these element by element, as sums of squares, whose bits clipping by norm relies on."""
     view = Node(match.nodes[0], op)
     x, axes, keeps = view.x, view.input(1), view.attribute("keepdims", 1)
     if match.nodes[0].op_type == "ReduceLogSumExp":
@@ -147,14 +147,14 @@ def _emit_reduction(op: Builder, match: Match) -> Value:
         return op.Log(op.ReduceSum(op.Exp(x - top), axes, keepdims=keeps)) + op.ReduceSum(top, axes, keepdims=keeps)
     if match.nodes[0].op_type == "ReduceLogSum":
         return op.Log(op.ReduceSum(x, axes, keepdims=keeps))
-    return op.ReduceSum(op.Abs(x) if match.nodes[0].op_type == "ReduceL1" else x * x, axes, keepdims=keeps)
+    return op.ReduceSum(op.Abs(x), axes, keepdims=keeps)
 
 
 write_faster = Rewrite(
     Rule(operators("product", "Einsum"), _emit, _guard),
     Rule(operators("groups", "GroupNormalization"), _emit_grouped, _grouped),
     Rule(
-        operators("reduction", "ReduceL1", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"),
+        operators("reduction", "ReduceL1", "ReduceLogSum", "ReduceLogSumExp"),
         _emit_reduction,
         _reduces,
     ),

@@ -75,8 +75,9 @@ def calibrate(
     Example:
         >>> import onnxtrain
         >>> x, y = onnxtrain.examples.points()
-        >>> trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 16, 3)), loss="cross_entropy")
-        >>> history = trainer.fit(x[:100], y[:100], epochs=5, progress=False)
+        >>> model = onnxtrain.examples.mlp((4, 16, 3))
+        >>> trainer = onnxtrain.Trainer(model, loss="cross_entropy", optimizer="adam(lr=0.01)")
+        >>> history = trainer.fit(x[:100], y[:100], epochs=20, progress=False)
         >>> calibrated = onnxtrain.calibrate(trainer, x[100:], y[100:])
         >>> calibrated.calibrated_loss <= calibrated.loss
         True
