@@ -122,7 +122,8 @@ def _scaling(given: MetricInput) -> NamedMetric:
         scores, targets = (np.concatenate(each) for each in zip(*parts, strict=True))
         temperature = _best(scores, targets)
         after = _entropy(scores / temperature, targets)
-        activations = {"Sigmoid": None} if given.predicts == "binary" else dict.fromkeys(_OF_CLASSES, given.axis)
+        classes = given.predicts == "classes"
+        activations: Mapping[str, int | None] = dict.fromkeys(_OF_CLASSES, given.axis) if classes else {"Sigmoid": None}
         return temperature, _entropy(scores, targets), after, activations
 
     return NamedMetric("temperature", rows, extended, fit, number=False, counted=given.counted)
