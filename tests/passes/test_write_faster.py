@@ -143,3 +143,17 @@ def test_groups_are_those_of_the_reference(shape):
     assert "GroupNormalization" not in {node.op_type for node in ways[0].graph.node}
     for found, expected in zip(*(session(way).run(None, {"x": x}) for way in ways), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_a_sum_of_exponentials_of_the_largest_numbers(dtype):
+    most = np.finfo(dtype if dtype == "double" else np.float32).max
+    x = np.array([[most, 0.0], [-most, -most], [-np.inf, -np.inf], [np.inf, 1.0]], "d" if dtype == "double" else "f")
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> f ({dtype}[4, 2] x) => ({dtype}[4] y) <int64[1] axes = {{1}}>
+        {{ y = ReduceLogSumExp <keepdims = 0> (x, axes) }}"""
+    )
+    graph = testing.projected_gradient(proto, ["x"], {"y": np.ones(4, x.dtype)}, kernels=True)
+    y, gradient = session(graph).run(None, {"x": x})
+    np.testing.assert_array_equal(y, [most, -most, -np.inf, np.inf])
+    np.testing.assert_array_equal(gradient[:2], [[1, 0], [0.5, 0.5]])

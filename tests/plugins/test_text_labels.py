@@ -26,6 +26,7 @@ WITHOUT_NAMES = {
     "dice": "masks, whose pixels are numbers",
     "yolo": "boxes with classes as numbers",
     "detr": "boxes with classes as numbers",
+    "ordinal": "grades, whose order their names do not tell",
 }
 """Losses with classes whose targets are not one name per example."""
 
@@ -81,6 +82,16 @@ def test_every_loss_with_classes_or_pairs_takes_names(name):
     else:
         assert first.labels == (("no", "yes") if binary else ("bird", "cat", "dog"))
         assert set(first.predict(X, labels=True)) <= {*first.labels}
+
+
+def test_the_order_of_grades_is_given():
+    grades, names = ["low", "mid", "top"], np.array(["low", "mid", "top"])[NUMBERS]
+    trainer = onnxtrain.Trainer(examples.mlp((4, 8, 2)), loss="ordinal")
+    for call in (trainer.fit, trainer.evaluate):
+        with pytest.raises(DataError, match="whose order the loss ordinal learns; set it first, trainer"):
+            call(X, np.char.replace(names, "mid", "middle"))
+    trainer.labels = grades
+    assert trainer.evaluate(X, names) == onnxtrain.Trainer(trainer.model(), loss="ordinal").evaluate(X, NUMBERS)
 
 
 def test_pairs_of_texts_may_be_named():

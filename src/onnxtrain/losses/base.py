@@ -86,6 +86,8 @@ class Loss:
     """Metrics that evaluations report where none are requested."""
     equal_labels: ClassVar[bool] = False
     """True where labels only tell which examples belong together, so that any texts are labels."""
+    ordered: ClassVar[bool] = False
+    """True where the order of the classes counts, which the alphabet of text labels does not tell."""
     elementwise: ClassVar[bool] = False
     """True where the loss is :func:`mean_over` elements, from which missing targets are left out."""
     gathers: ClassVar[bool] = False

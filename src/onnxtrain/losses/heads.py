@@ -17,6 +17,7 @@ from onnxtrain.data.labels import (
     as_groups,
     as_numbers,
     count_missing,
+    is_order_known,
     learn_labels,
     some_labels,
     to_indices,
@@ -225,10 +226,13 @@ class LossHead:
 
     def learn_labels(self, targets: np.ndarray, orders: Sequence[Sequence[str]]) -> tuple[str, ...]:
         """Return the text labels of targets in the order of their classes."""
-        if not self.asks:
-            return learn_labels(targets, self.classes, orders)
-        labels, shape = learn_labels(targets, None, orders), self._logits or (1,)
-        if len(labels) > 2 or (targets.ndim < len(shape) and shape[-1] != 1):
+        labels, shape = learn_labels(targets, None if self.asks else self.classes, orders), self._logits or (1,)
+        if self.declared.ordered and not is_order_known(labels, orders):
+            raise DataError(
+                f"the targets are the labels {some_labels(labels)}, whose order the loss {self.declared.name} learns; "
+                f"set it first, trainer.labels = [lowest, ..., highest], or give numbers, 0 to {len(labels) - 1}."
+            ).about("targets", got=labels)
+        if self.asks and (len(labels) > 2 or (targets.ndim < len(shape) and shape[-1] != 1)):
             one = "one yes-or-no question, which two labels answer"
             asked = one if shape[-1] == 1 or len(shape) < 2 else f"{shape[-1]} yes-or-no questions per example"
             raise DataError(

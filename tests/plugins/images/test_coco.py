@@ -197,6 +197,16 @@ MISFITS = {
         lambda content: content["categories"].append({"id": 3, "name": "cow"}),
         r"has 3 categories, but the output 'logits' has 2 classes; it needs 4, of which 0 is the background, or 3",
     ),
+    "two images of one id": (
+        (slots(2), "detr"),
+        lambda content: content["images"][1].update(id=5),
+        "has several images of the id 5; give each its own",
+    ),
+    "two categories of one id": (
+        (slots(2), "detr"),
+        lambda content: content["categories"][1].update(id=90),
+        "has several categories of the id 90; give each its own",
+    ),
     "keypoints": (
         (regressor([4]), "mse"),
         lambda content: None,
@@ -214,6 +224,25 @@ def test_misfits_are_one_sentence(tmp_path, misfit):
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=message):
         opened(path, model, loss)
+
+
+def test_a_later_file_has_the_same_classes(tmp_path):
+    trainer = onnxtrain.Trainer(segmenter(3), loss="cross_entropy")
+    first, other = written(tmp_path), copy.deepcopy(CONTENT)
+    trainer.open_data(first)
+    trainer.evaluate(first)
+    other["categories"] = [{"id": 90, "name": "cat"}, {"id": 7, "name": "dog"}]
+    path = written(tmp_path, other, "other.json")
+    message = r"other\.json' has the category 'cat' as class 1, but the model was trained on it as class 0; write"
+    with pytest.raises(DataError, match=message):
+        trainer.evaluate(path)
+    trainer.predict(path)
+    trainer.save(tmp_path / "tuned.onnx")
+    with pytest.raises(DataError, match=message):
+        onnxtrain.evaluate(tmp_path / "tuned.onnx", path, loss="cross_entropy")
+    other["categories"] = [{"id": 90, "name": "bus"}, {"id": 7, "name": "bus"}]  # others altogether
+    trainer.open_data(written(tmp_path, other, "other.json"))
+    trainer.evaluate(path)
 
 
 def test_points_that_do_not_fit(tmp_path):

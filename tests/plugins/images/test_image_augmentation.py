@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnxtrain.images import CutMix, Flip, Mixup
 from pixel_models import regressor, segmenter
@@ -100,6 +101,39 @@ def test_flips_move_masks_boxes_and_keypoints():
     assert flip(COLOURED.copy(), None, rng)[1] is None
     labels = np.arange(12)
     np.testing.assert_array_equal(flip(COLOURED.copy(), labels, rng)[1], np.arange(12))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4, 4), (3, 3), (2, 3, 9), (2, 2, 16, 16)])
+def test_targets_that_are_no_positions_of_pixels(shape):
+    with pytest.raises(DataError, match=r"Flip cannot mirror targets of the shape .* with images of 16 x 16"):
+        Flip(p=1.0)(COLOURED.copy(), np.zeros((12, *shape), np.float32), np.random.default_rng(0))
+
+
+def test_numbers_of_a_regression_may_be_keypoints():
+    trainer, points = onnxtrain.Trainer(regressor([4]), loss="mse"), np.zeros((12, 4), np.float32)
+    with pytest.raises(OptionError, match="output 'numbers' has several numbers per image, which may be positions"):
+        trainer.fit(COLOURED, points, augment=Flip(), progress=False)
+    for keypoints in ((1, 0), ()):
+        trainer.fit(COLOURED, points, augment=Flip(keypoints=keypoints), progress=False)
+    np.testing.assert_array_equal(Flip(p=1.0, keypoints=())(COLOURED.copy(), points, RNG)[1], points)
+    with pytest.raises(DataError, match=r"Flip has 2 keypoints, but the targets have the shape \(12, 6\); it needs"):
+        Flip(p=1.0, keypoints=(1, 0))(COLOURED.copy(), np.zeros((12, 6), np.float32), RNG)
+    single = onnxtrain.Trainer(regressor([1]), loss="mse")
+    single.fit(COLOURED, points[:, :1], augment=Flip(), progress=False)
+
+
+def test_masks_of_one_output_of_several():
+    model = segmenter(2)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("active", onnx.TensorProto.FLOAT, ["N", 8, 16, 16]))
+    trainer = onnxtrain.Trainer(model, loss={"logits": "cross_entropy", "active": "mse"})
+    targets = {"logits": np.zeros((12, 16, 16), np.int64), "active": np.zeros((12, 8, 16, 16), np.float32)}
+    with pytest.raises(OptionError, match="Flip mirrors the targets of one output along, but this training has 2"):
+        trainer.fit(COLOURED, targets, augment=Flip(), progress=False)
+
+
+def test_many_channels_behind_the_pixels():
+    with pytest.raises(DataError, match=r"shape \(2, 16, 16, 4\), whose channels seem to be last; there they need"):
+        Flip()(np.zeros((2, 16, 16, 4), np.float32), None, np.random.default_rng(0))
 
 
 def test_a_flipped_image_keeps_its_own_mask():

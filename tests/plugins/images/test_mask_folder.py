@@ -213,6 +213,23 @@ def test_misfits_are_one_sentence(folder, misfit):
         opened(folder)
 
 
+def test_0_and_255_do_not_say_which_of_three_classes(folder):
+    for path in (folder / "masks").iterdir():
+        Image.fromarray(np.asarray(Image.open(path)) * np.uint8(255)).save(path)
+    with pytest.raises(DataError, match="0 and 255 alone, the classes 0 and 1 of two, but the output 'logits' has 3"):
+        onnxtrain.Trainer(segmenter(3), loss="cross_entropy").open_data(folder)
+
+
+def test_a_mask_that_is_not_rotated_as_its_image(folder):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = folder / "images" / "01.png"
+    Image.open(path).save(path, exif=exif)
+    with pytest.raises(DataError, match="they need one size; if an EXIF tag rotates one of them, give orient=False"):
+        opened(folder)
+    assert len(opened(MaskFolder(folder, orient=False))[1]) == 12
+
+
 def test_models_without_a_value_per_pixel(folder):
     with pytest.raises(
         DataError, match=r"holds masks, but the loss mean_squared_error on the output 'numbers' \(N, 4\) r"

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from pixel_models import channels_last, segmenter, slots, write_squares
+from pixel_models import channels_last, regressor, segmenter, slots, write_squares
 
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
@@ -75,6 +75,18 @@ def test_folders_are_read_as_by_predict(tmp_path):
         (segmenter(2), {"flips": "left"}, OptionError, "flips has 'left'; it takes 'horizontal' and 'vertical'"),
         (segmenter(2, ("H", "W")), {"margin": 2}, OptionError, "margin is for a model of a fixed image size"),
         (slots(2), {}, DataError, r"The output 'logits' has the shape \(5, 3, 3\); predict_views averages"),
+        (
+            regressor([2, 9, 4]),
+            {},
+            DataError,
+            r"has the shape \(5, 2, 9, 4\); predict_views averages an",
+        ),
+        (
+            onnxtrain.Trainer(regressor([4]), loss="mse"),
+            {},
+            OptionError,
+            "has several numbers per image, which may",
+        ),
     ],
 )
 def test_models_and_values_that_do_not_fit(model, options, error, message):

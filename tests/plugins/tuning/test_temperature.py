@@ -71,6 +71,29 @@ def test_a_softmax_at_the_end_reads_divided_logits():
     np.testing.assert_array_equal(onnxtrain.predict(found.model, X).argmax(1), onnxtrain.predict(model, X).argmax(1))
 
 
+@pytest.mark.parametrize(("last", "options"), [("Sigmoid", {}), ("Softmax", {"axis": 0})])
+def test_a_last_layer_that_the_loss_takes_for_logits(last, options):
+    model = sure(3, "cross_entropy").model()
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(onnx.helper.make_node(last, ["before"], ["logits"], **options))
+    found = onnxtrain.calibrate(model, (X[60:], Y[60:]))
+    after = onnxtrain.evaluate(found.model, (X[60:], Y[60:]), loss="cross_entropy", batch_size=1000)["loss"]
+    assert after == pytest.approx(found.calibrated_loss, rel=1e-4)
+
+
+def test_logits_and_probabilities_are_divided_alike():
+    model = sure(3, "cross_entropy").model()
+    model.graph.node.append(onnx.helper.make_node("Softmax", ["logits"], ["probabilities"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("probabilities", onnx.TensorProto.FLOAT, ["N", 3]))
+    first = onnxtrain.calibrate(onnxtrain.Trainer(model, loss={"logits": "cross_entropy"}), X[60:], Y[60:])
+    model.graph.output.insert(0, model.graph.output.pop())
+    for found in (first, onnxtrain.calibrate(model, (X[60:], Y[60:]))):
+        results = onnxtrain.predict_all(found.model, X)
+        powers = np.exp(results["logits"])
+        np.testing.assert_allclose(results["probabilities"], powers / powers.sum(1, keepdims=True), rtol=1e-4)
+        assert found.temperature == pytest.approx(first.temperature, rel=1e-4)
+
+
 def test_ignored_labels_distributions_and_texts():
     trainer = sure(3, "cross_entropy")
     wanted = onnxtrain.calibrate(trainer, X[100:], Y[100:]).temperature

@@ -137,7 +137,8 @@ def _emit_reduction(op: Builder, match: Match) -> Value:
     view = Node(match.nodes[0], op)
     x, axes, keeps = view.x, view.input(1), view.attribute("keepdims", 1)
     if match.nodes[0].op_type == "ReduceLogSumExp":
-        least, most = (op.constant(number, x.dtype) for number in (-3e38, 3e38))  # infinities are not subtracted
+        finite = np.finfo(x.dtype.numpy())  # infinities are not subtracted
+        least, most = (op.constant(number, x.dtype) for number in (finite.min, finite.max))
         op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
         clipped = op.Clip(op.ReduceMax(x, axes, keepdims=1), least, most)
         top = op.StopGradient(clipped, domain=ONNXTRAIN_DOMAIN).with_shape(clipped.shape)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from onnxtrain.data import Dataset
-from onnxtrain.data.conversion import Array
+from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.losses.base import ClassLoss
 
 if TYPE_CHECKING:
+    from onnxtrain.losses.heads import LossHead
     from onnxtrain.training.trainer import Trainer
 
 
@@ -30,7 +31,27 @@ def image_axes(images: Any) -> tuple[int, int]:
         got = f"{len(images)} inputs" if isinstance(images, dict) else f"an input of shape {shape}"
         raise DataError(f"This is for one input of images, [N, C, H, W] or [N, H, W, C], but the model has {got}.")
     last = len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3)
+    if not last and len(shape) == 4 and shape[1] not in (1, 3) and shape[3] < min(shape[1:3]):
+        raise DataError(
+            f"The images have the shape {shape}, whose channels seem to be last; there they need to be 1 or 3, and "
+            "more of them come first, [N, C, H, W]."
+        ).about("images", got=shape)
     return (1, 2) if last or len(shape) == 3 else (2, 3)
+
+
+def moves_along(shape: Sequence[int], axes: tuple[int, int], image: Sequence[int]) -> bool:
+    """Return whether two axes are the height and width of an image, but for its scale."""
+    return abs(shape[axes[0]] * image[1] - shape[axes[1]] * image[0]) <= max(image)
+
+
+def rows_of_numbers(heads: Sequence[LossHead]) -> str:
+    """Return the first output with several numbers per image that are no classes, so that they may be positions."""
+    for head in heads:
+        shape = head.spec.shape or ()
+        numbers = head.declared.predicts in ("numbers", None) and kind_of(head.spec.dtype) == "float"
+        if numbers and len(shape) == 2 and shape[1] != 1:
+            return head.name
+    return ""
 
 
 @checks_arguments
@@ -39,15 +60,15 @@ class Flip:
     """Mirror images at random, and masks, boxes or keypoints along: ``fit(..., augment=onnxtrain.images.Flip())``.
 
     Targets are masks where they have the axes of height and width, boxes [N, M, 5] as of ``yolo`` and ``detr``, or, if
-    ``keypoints`` is given, x and y in fractions of the image, [N, 2 K] or [N, K, 2]. One label or row of numbers per
-    image stays as it is.
+    ``keypoints`` is given, x and y in fractions of the image, [N, 2 K] or [N, K, 2]. Classes and single numbers stay as
+    they are. Rows of numbers of a regression may be positions, so that they need ``keypoints``.
 
     Args:
         p: Probability of each flip, from 0 to 1.
         horizontal: Swap left and right.
         vertical: Swap top and bottom.
         keypoints: The keypoint that each one becomes in a mirrored image, such as ``(1, 0, 2)`` for left eye, right
-            eye and nose.
+            eye and nose; ``()`` where rows of numbers are no positions, and stay as they are.
     """
 
     p: float = 0.5
@@ -63,6 +84,24 @@ class Flip:
                 f"keypoints is {[*self.keypoints]}; Flip needs each number from 0 to {len(self.keypoints) - 1} once."
             ).about("keypoints", got=self.keypoints)
 
+    def opened(self, trainer: Trainer, data: Dataset) -> Dataset:
+        """Return the training data, whose targets can be mirrored.
+
+        Raises:
+            OptionError: The targets may be positions that nothing tells how to mirror.
+        """
+        heads = trainer.objective.heads
+        if len(heads) > 1 and (rows_of_numbers(heads) or any(len(head.spec.shape or ()) > 2 for head in heads)):
+            raise OptionError(
+                f"Flip mirrors the targets of one output along, but this training has {len(heads)}; leave it out."
+            )
+        if self.keypoints is None and (name := rows_of_numbers(heads)):
+            raise OptionError(
+                f"The output {name!r} has several numbers per image, which may be positions; give Flip the keypoint "
+                "that each one becomes, keypoints=(1, 0, ...), or keypoints=() if they stay as they are."
+            ).about("keypoints")
+        return data
+
     def __call__(self, images: Array, targets: Array | None, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """Return images and targets, of which some are mirrored."""
         axes = image_axes(images)
@@ -71,25 +110,36 @@ class Flip:
                 chosen = rng.random(len(images)) < self.p
                 images[chosen] = np.flip(images[chosen], axes[axis])
                 if targets is not None:
-                    targets[chosen] = self._mirrored(targets[chosen], axes, 1 - axis)
+                    targets[chosen] = self._mirrored(targets[chosen], images.shape, axes, 1 - axis)
         return images, targets
 
-    def _mirrored(self, targets: Array, axes: tuple[int, int], column: int) -> Array:
+    def _mirrored(self, targets: Array, images: tuple[int, ...], axes: tuple[int, int], column: int) -> Array:
         """Return mirrored targets; column 0 is x, and 1 is y."""
-        if self.keypoints is not None:
-            points = targets.reshape(len(targets), -1, 2).copy()
-            if points.shape[1] != len(self.keypoints):
-                raise DataError(f"Flip has {len(self.keypoints)} keypoints, but the targets have {points.shape[1]}.")
-            points[..., column] = 1 - points[..., column]
-            order = [*self.keypoints] if column == 0 else [*range(len(self.keypoints))]
-            return points[:, order].reshape(targets.shape)
+        if self.keypoints:
+            count = len(self.keypoints)
+            if targets.shape[1:] not in ((2 * count,), (count, 2)):
+                raise DataError(
+                    f"Flip has {count} keypoints, but the targets have the shape {targets.shape}; it needs "
+                    f"[N, {2 * count}] or [N, {count}, 2]."
+                ).about("targets", got=targets.shape)
+            moved = targets.reshape(len(targets), count, 2).copy()
+            moved[..., column] = 1 - moved[..., column]
+            order = [*self.keypoints] if column == 0 else [*range(count)]
+            return moved[:, order].reshape(targets.shape)
         if targets.ndim < 3:
             return targets
-        if targets.ndim == 3 and targets.dtype.kind == "f" and targets.shape[-1] == 5:
+        real, size = targets.dtype.kind == "f", (images[axes[0]], images[axes[1]])
+        if targets.ndim == 3 and real and targets.shape[-1] == 5:
             boxes = targets.copy()
             boxes[..., 1 + column] = np.where(boxes[..., 0] < 0, boxes[..., 1 + column], 1 - boxes[..., 1 + column])
             return boxes
         height, width = (1, 2) if targets.ndim == 3 else axes
+        points = targets.ndim == 3 and real and targets.shape[-1] < 5 and targets.shape[1:] != size
+        if points or targets.ndim > 4 or not moves_along(targets.shape, (height, width), size):
+            raise DataError(
+                f"Flip cannot mirror targets of the shape {targets.shape} along with images of {size[0]} x {size[1]} "
+                "pixels; it needs masks, boxes [N, M, 5], or keypoints, with keypoints=."
+            ).about("targets", got=targets.shape)
         return np.flip(targets, width if column == 0 else height)
 
 

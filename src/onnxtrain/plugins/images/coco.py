@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
+from onnxtrain.data.array_dataset import ArrayDataset
+from onnxtrain.data.base import Dataset, DataSource
 from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.data.images import ImageSource, Layout
+from onnxtrain.data.naming import Wanted
 from onnxtrain.errors import DataError
 from onnxtrain.errors.formatting import plural
 from onnxtrain.errors.spelling import checks_arguments
@@ -41,8 +46,8 @@ _LIMIT: Final = 2**30
 class CocoFile(LabelledImages):
     """A JSON file in COCO's format, with its images: boxes, segmentation or keypoints, whichever the loss reads.
 
-    Classes are the categories in the order of their ids, which need not be 0 to n - 1 (:attr:`categories`). The loss
-    decides what is read:
+    Classes are the categories in the order of their ids, which need not be 0 to n - 1 (:attr:`categories`). A model
+    keeps those of its training: a later file in which one has another number is refused. The loss decides what is read:
 
     - ``yolo`` and ``detr``: boxes [N, M, 5] as (class, x, y, width, height), the centre in fractions of the image,
       padded with rows of class -1. Images without objects are kept. Crowds are left out.
@@ -66,6 +71,7 @@ class CocoFile(LabelledImages):
     """
 
     images: str | os.PathLike[str] | None = None
+    known: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     @classmethod
     def reads(cls, path: str | os.PathLike[str]) -> bool:
@@ -85,7 +91,13 @@ class CocoFile(LabelledImages):
     @property
     def categories(self) -> tuple[str, ...]:
         """Names of the categories in the order of their classes."""
-        return tuple(str(each.get("name", each["id"])) for each in _Document.of(self).categories)
+        return _Document.of(self).names
+
+    def for_model(self, known: Sequence[str]) -> Self:
+        """Return the same file, whose classes are compared with those that a model was trained on."""
+        found = copy.copy(self)
+        object.__setattr__(found, "known", tuple(map(str, known)))
+        return found
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
@@ -96,9 +108,15 @@ class CocoFile(LabelledImages):
             DataError: The file has another form, an image is missing or has another size, or the model has no output
                 for what the file holds.
         """
+        return self.read_document(_Document.of(self), specs, target=target, need_target=need_target)
+
+    def read_document(
+        self, document: _Document, specs: Sequence[TensorSpec], *, target: str | None, need_target: bool
+    ) -> tuple[dict[str, object], object | None]:
+        """Return images and targets as :meth:`read`, of the content of the file."""
         if target is not None:
             raise DataError(f"{self.name} holds images, whose targets the loss decides; leave out target=.")
-        layout, document, turned = self.layout(specs), _Document.of(self), self.turns(specs[0])
+        layout, turned = self.layout(specs), self.turns(specs[0])
         if not need_target or self.head is None:
             return self.read_sources(document.sources(turned=turned), specs)[0], None
         shape = dimensions(self.head.prediction) or ()
@@ -108,7 +126,19 @@ class CocoFile(LabelledImages):
             make = self._regions
         else:
             make = self._keypoints
+        if make != self._keypoints:
+            self._check_known(document)
         return make(document, specs, layout, turned)
+
+    def _check_known(self, document: _Document) -> None:
+        names = document.names
+        for label, name in enumerate(self.known):
+            if name in names and names[label : label + 1] != (name,):
+                raise DataError(
+                    f"{self.name} has the category {name!r} as class {names.index(name)}, but the model was trained on "
+                    f"it as class {label}; write the same categories with the same ids into all files, or start from a "
+                    "model without its .labels.json file."
+                ).about(name, got=names.index(name), wanted=label)
 
     def _boxes(
         self, document: _Document, specs: Sequence[TensorSpec], layout: Layout, turned: bool
@@ -221,6 +251,26 @@ class CocoFile(LabelledImages):
         return inputs, np.array(rows, np.float32)[kept].reshape(len(kept), *shape)
 
 
+KEPT: Final = "coco"
+"""Name of the categories among what a model keeps of its training data."""
+
+
+@dataclass(frozen=True)
+class CocoData(DataSource):
+    """A file of which a model keeps the categories."""
+
+    file: CocoFile
+
+    def dataset(self, wanted: Wanted) -> Dataset:
+        """Return the images and targets."""
+        file, document = self.file, _Document.of(self.file)
+        inputs = [spec for spec in wanted.specs if not spec.beside]
+        found = file.read_document(document, wanted.specs, target=wanted.target, need_target=wanted.need_target)
+        dataset = ArrayDataset(*wanted.joined(found, file.name), specs=inputs, name=file.name)
+        dataset.kept = {KEPT: list(document.names)}
+        return dataset
+
+
 class Frame(NamedTuple):
     """Where the pixels of an image lie in what the model reads: scaled, then cut."""
 
@@ -281,6 +331,10 @@ class _Document(NamedTuple):
                 raise DataError(f"{name}: the image {image['file_name']!r} has no size.")
         if not images:
             raise DataError(f"{name} has no images.")
+        for key, records in (("images", images), ("categories", categories)):
+            counts = Counter(each["id"] for each in records)
+            if twice := [known for known, count in counts.items() if count > 1]:
+                raise DataError(f"{name} has several {key} of the id {twice[0]!r}; give each its own.").about(twice[0])
         labels = {each["id"]: label for label, each in enumerate(categories)}
         by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
         for each in annotations:
@@ -301,6 +355,11 @@ class _Document(NamedTuple):
                 f"'{missing[0]}'; name their folder by images= or --images."
             ).about(str(missing[0]), got=len(missing))
         return found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the categories in the order of their classes."""
+        return tuple(str(each.get("name", each["id"])) for each in self.categories)
 
     def path(self, image: Mapping[str, Any]) -> Path:
         """Return the path of an image."""

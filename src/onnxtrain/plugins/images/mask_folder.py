@@ -30,9 +30,9 @@ class MaskFolder(LabelledImages):
     """Images in ``images/`` and a mask of the same name for each in ``masks/``, for segmentation.
 
     A mask is a file such as a PNG whose pixels are classes: numbers (``L``), or numbers of a palette (``P``). Masks of
-    0 and 255 alone, or of one bit, have the classes 0 and 1; in others 255 is ignored (the ``ignore_index`` of the
-    loss). The loss decides the form: labels [N, H, W] for ``cross_entropy``, ``focal`` and ``dice``, 0 and 1 in the
-    shape of the output for ``bce`` or an output of one channel.
+    one bit, or of 0 and 255 alone for a model of two classes, have the classes 0 and 1; in others 255 is ignored (the
+    ``ignore_index`` of the loss). The loss decides the form: labels [N, H, W] for ``cross_entropy``, ``focal`` and
+    ``dice``, 0 and 1 in the shape of the output for ``bce`` or an output of one channel.
 
     Images are read as by :class:`onnxtrain.data.ImageFolder`; masks are resized and cut along, to the size of the
     output, by the nearest pixel. For a prediction, masks are not read.
@@ -133,6 +133,11 @@ def _read_masks(
     assert found is not None
     array = found.finish()
     if present[IGNORED] and not present[1:IGNORED].any():  # of two classes, as image editors write them
+        if form.channels > 2:
+            raise DataError(
+                f"all masks, such as '{masks[0][0]}', have 0 and 255 alone, the classes 0 and 1 of two, but the output "
+                f"{form.head.name!r} has {form.channels} classes; save class 1 as 1, since 255 is then ignored."
+            ).about(str(masks[0][0]), got=IGNORED)
         return GrowingArray.of(array, np.dtype(np.uint8), lambda block: block == IGNORED).finish()
     return array
 
@@ -148,9 +153,10 @@ def _labels_in(path: Path, size: tuple[int, int], *, turned: bool) -> Array:
         with Image.open(path) as image:
             own = shown_size(image, turned=turned)
             if own != size:
+                turn = "; if an EXIF tag rotates one of them, give orient=False" if own == size[::-1] else ""
                 raise DataError(
                     f"the mask '{path}' has {own[0]} x {own[1]} pixels, but its image has {size[0]} x {size[1]}; "
-                    "they need one size."
+                    f"they need one size{turn}."
                 ).about(str(path), got=own, wanted=size)
             if image.width * image.height > MOST_PIXELS:
                 raise DataError(f"the mask '{path}' has {image.width} x {image.height} pixels; make it smaller.")

@@ -13,7 +13,7 @@ def read_images(source: Any, reading: Reading) -> Any:
     """Return images whose targets the loss decides, and other data as they are."""
     if not isinstance(source, str | os.PathLike) and not hasattr(source, "for_head"):
         return source
-    from onnxtrain.plugins.images.coco import CocoFile  # a single step does not need file readers
+    from onnxtrain.plugins.images.coco import KEPT, CocoData, CocoFile  # a single step does not need file readers
     from onnxtrain.plugins.images.labelled import LabelledImages
     from onnxtrain.plugins.images.mask_folder import MaskFolder
 
@@ -22,4 +22,10 @@ def read_images(source: Any, reading: Reading) -> Any:
             if kind.reads(source):
                 source = kind(source)
                 break
-    return source.for_head(reading.head) if isinstance(source, LabelledImages) else source
+    if not isinstance(source, LabelledImages):
+        return source
+    source = source.for_head(reading.head)
+    if not isinstance(source, CocoFile):
+        return source
+    known = reading.kept.get(KEPT)
+    return CocoData(source.for_model(known if isinstance(known, list) else ()))

@@ -19,7 +19,7 @@ from onnxtrain.editing.working_copy.inputs import mark_image_inputs
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.plugins.images.augmentation import image_axes
+from onnxtrain.plugins.images.augmentation import image_axes, moves_along, rows_of_numbers
 from onnxtrain.training.data_adapter import Reading
 from onnxtrain.training.inference.forward import predict
 from onnxtrain.training.objective import of_model
@@ -40,7 +40,8 @@ def predict_views(
     """Predict several views of each image, and return the mean of the outputs (test-time augmentation).
 
     Views are the image and its mirror images; with a margin, also five parts of it: the corners and the middle. Outputs
-    with a value per pixel are mirrored back before the mean is taken.
+    with a value per pixel are mirrored back before the mean is taken. Outputs per image are averaged as they are: this
+    is for classes and amounts, not for positions.
 
     Args:
         model: A trainer, the path of a model, or a loaded one, with one input of images.
@@ -57,7 +58,7 @@ def predict_views(
         DataError: The model has other inputs than one of images, or an output whose positions do not move with the
             pixels, such as boxes.
         OptionError: An unknown flip, a negative margin, or a margin where the model leaves the size open or has an
-            output per pixel.
+            output per pixel; a trainer of a regression with several numbers per image, which may be positions.
 
     Example:
         >>> import onnxtrain
@@ -74,10 +75,11 @@ def predict_views(
     starts = [(0, 0), (0, margin), (margin, 0), (margin, margin), (margin // 2, margin // 2)] if margin else [(0, 0)]
     mirrored = [tuple(name for name in names if chosen >> names.index(name) & 1) for chosen in range(2 ** len(names))]
     views = [(start, own) for start in starts for own in mirrored]
+    sizes: list[tuple[int, int]] = []
     for start, own in views:
-        batches = _batches(dataset, batch_size, start, layout.size, own)
+        batches = _batches(dataset, batch_size, start, layout.size, own, sizes)
         for name, array in _predicted(model, batches, batch_size).items():
-            found = _restored(name or output, array, own, layout, margin) / len(views)
+            found = _restored(name or output, array, own, layout, margin, sizes) / len(views)
             total[name] = total[name] + found if name in total else found
     return next(iter(total.values())) if len(total) == 1 else total
 
@@ -86,6 +88,11 @@ def _opened(model: Any, data: Any, margin: int) -> tuple[Dataset, Layout, str]:
     """Open images that are larger by a margin; return them, the layout of the model's input, and its first output."""
     if isinstance(model, Trainer):
         objective, folder, names = model.objective, model.data_adapter.folder, model.data_adapter.names
+        if name := rows_of_numbers(objective.heads):
+            raise OptionError(
+                f"The output {name!r} has several numbers per image, which may be positions that move with the views; "
+                "if they do not, give predict_views the model alone, trainer.model()."
+            ).about(name)
     else:
         file = ModelFile.load(model)
         working = file.training_model()
@@ -116,7 +123,12 @@ def _larger(spec: TensorSpec, layout: Layout, margin: int) -> TensorSpec:
 
 
 def _batches(
-    dataset: Dataset, batch_size: int, start: tuple[int, int], size: tuple[int, int] | None, flips: Sequence[str]
+    dataset: Dataset,
+    batch_size: int,
+    start: tuple[int, int],
+    size: tuple[int, int] | None,
+    flips: Sequence[str],
+    sizes: list[tuple[int, int]],
 ) -> Callable[[], Iterator[dict[str, Array]]]:
     def batches() -> Iterator[dict[str, Array]]:
         for batch in dataset.batches(batch_size):
@@ -125,6 +137,7 @@ def _batches(
             part = [slice(None)] * images.ndim
             for axis, first, length in zip(axes, start, size or (), strict=size is not None):
                 part[axis] = slice(first, first + length)
+            sizes[:] = [(images.shape[axes[0]], images.shape[axes[1]])]
             yield {name: np.ascontiguousarray(_flipped(images[tuple(part)], flips, axes))}
 
     return batches
@@ -135,11 +148,17 @@ def _predicted(model: Any, batches: Any, batch_size: int) -> dict[str, Array]:
     return found if isinstance(found, dict) else {"": found}
 
 
-def _restored(name: str, array: Array, flips: Sequence[str], layout: Layout, margin: int) -> Array:
+def _restored(
+    name: str, array: Array, flips: Sequence[str], layout: Layout, margin: int, sizes: Sequence[tuple[int, int]]
+) -> Array:
     """Return an output of a view as one of the image."""
     if array.ndim < 3:
         return array
-    if array.ndim != 4 and array.shape[1:] != layout.size:
+    axes = (1, 2) if array.ndim == 3 or layout.axis == 2 else (2, 3)
+    per_pixel = array.shape[1:] == layout.size or (
+        array.ndim == 4 and all(moves_along(array.shape, axes, size) for size in sizes)
+    )
+    if not per_pixel:
         raise DataError(
             f"The output {name!r} has the shape {array.shape}; predict_views averages an output per image, or per "
             "pixel, [N, C, H, W]."
@@ -149,7 +168,7 @@ def _restored(name: str, array: Array, flips: Sequence[str], layout: Layout, mar
             f"margin is {margin}, but the output {name!r} has a value per pixel, which parts of an image do not share; "
             "leave it out."
         ).about("margin", got=margin)
-    return _flipped(array, flips, (1, 2) if array.ndim == 3 or layout.axis == 2 else (2, 3))
+    return _flipped(array, flips, axes)
 
 
 def _flipped(array: Array, flips: Sequence[str], axes: tuple[int, int]) -> Array:

@@ -193,6 +193,7 @@ class Ordinal(ScoreLoss):
     """
 
     name: ClassVar[str] = "ordinal"
+    ordered: ClassVar[bool] = True
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
     probabilities: ClassVar[Literal["distribution", "independent"] | None] = "independent"
 

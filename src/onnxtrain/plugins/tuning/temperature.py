@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.data.conversion import Array
 from onnxtrain.editing.working import Model, Working
@@ -23,6 +25,8 @@ from onnxtrain.training.trainer import Trainer
 
 _PASSING = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Log", "Cast"})
 """Operators between the activation of a classifier and its output."""
+
+_OF_CLASSES = ("Softmax", "LogSoftmax")
 
 _LOWEST = 1e-6
 """Least temperature: below it, no held-out example is wrong."""
@@ -56,7 +60,7 @@ def calibrate(
     """Fit the temperature of a classifier on held-out data; return a model whose logits are divided by it.
 
     The temperature minimizes the cross-entropy; predicted classes stay the same. Logits are the output, or what the
-    Softmax or Sigmoid before it reads.
+    Softmax or Sigmoid before it reads; both are divided where both are outputs.
 
     Args:
         model: A path, a loaded model or a trainer; it is not changed.
@@ -91,8 +95,8 @@ def calibrate(
         name, proto = None, model
     if not isinstance(found["temperature"], tuple):
         raise OptionError("The logits of the held-out data are NaN; no temperature calibrates them.")
-    temperature, before, after = found["temperature"]
-    return Calibrated(temperature, before, after, _divided(proto, name, temperature))
+    temperature, before, after, activations = found["temperature"]
+    return Calibrated(temperature, before, after, _divided(proto, name, temperature, activations))
 
 
 def _scaling(given: MetricInput) -> NamedMetric:
@@ -114,10 +118,13 @@ def _scaling(given: MetricInput) -> NamedMetric:
         kept = labels != given.ignore_index
         return [(scores.reshape(-1, count)[kept], np.eye(count)[labels[kept]])]
 
-    def fit(parts: list[tuple[Array, Array]]) -> tuple[float, float, float]:
+    def fit(parts: list[tuple[Array, Array]]) -> tuple[float, float, float, Mapping[str, int | None]]:
         scores, targets = (np.concatenate(each) for each in zip(*parts, strict=True))
         temperature = _best(scores, targets)
-        return temperature, _entropy(scores, targets), _entropy(scores / temperature, targets)
+        after = _entropy(scores / temperature, targets)
+        classes = given.predicts == "classes"
+        activations: Mapping[str, int | None] = dict.fromkeys(_OF_CLASSES, given.axis) if classes else {"Sigmoid": None}
+        return temperature, _entropy(scores, targets), after, activations
 
     return NamedMetric("temperature", rows, extended, fit, number=False, counted=given.counted)
 
@@ -150,27 +157,38 @@ def _best(scores: Array, targets: Array) -> float:
     return 1 / factor
 
 
-def _divided(model: Model, output: str | None, temperature: float) -> onnx.ModelProto:
-    """Return the model with its logits divided by a temperature."""
+def _divided(
+    model: Model, output: str | None, temperature: float, activations: Mapping[str, int | None]
+) -> onnx.ModelProto:
+    """Return the model with its logits divided by a temperature, in front of activations and as outputs."""
     working = Working(model)
     end = working.output(output)
     node = end.producer()
     while node is not None and node.op_type in _PASSING and node.inputs[0] is not None and not node.domain:
         node = node.inputs[0].producer()
-    activated = node is not None and node.op_type in ("Softmax", "Sigmoid", "LogSoftmax")
+
+    def activates(reader: ir.Node) -> bool:
+        """Return whether a node makes the probabilities that the loss reads, along its class axis."""
+        axis, logits = activations.get(reader.op_type), reader.inputs[0]
+        rank = 0 if logits is None or logits.shape is None else len(logits.shape)
+        along = axis is None or not rank or reader.attributes.get_int("axis", -1) % rank == axis % rank
+        return reader.op_type in activations and along
+
+    activated = node is not None and activates(node)
     value = node.inputs[0] if node is not None and activated else end
     assert value is not None
     assert value.dtype is not None
     op = Builder(working.graph, working.opset)
     number = np.asarray(temperature).astype(value.dtype.numpy())
     divisor = working.initializer(working.free_name("temperature"), number, value.dtype)
+    readers = [reader for reader in value.consumers() if activates(reader)]
     scaled = op.Div(op.wrap(value), op.wrap(divisor)).ir
     scaled.type, scaled.shape = value.type, value.shape
-    if node is not None and activated:
-        node.replace_input_with(0, scaled)
-    else:
+    for reader in readers:  # of one model, whether its output is logits, probabilities or both
+        reader.replace_input_with(0, scaled)
+    if value.is_graph_output():
         name, value.name = value.name, working.free_name(f"{value.name}_uncalibrated")
         scaled.name = name
-        working.graph.outputs[list(working.graph.outputs).index(end)] = scaled
+        working.graph.outputs[list(working.graph.outputs).index(value)] = scaled
     working.graph.sort()
     return working.finish()
