@@ -23,8 +23,8 @@ import harness
 import numpy as np
 import onnx
 from onnxruntime import InferenceSession
-from sparse import seconds, session
 from sparse_forms import NETWORKS, Row, error_of, parts_of, read
+from sparse_models import seconds, session
 
 import onnxtrain
 

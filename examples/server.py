@@ -19,7 +19,7 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 class Service:
-    """A model that answers, and learns what it is told.
+    """A model that answers, and learns from feedback.
 
     Args:
         trainer: Any thread may predict with it; only the thread of this class trains it.

@@ -113,7 +113,7 @@ class Published(NamedTuple):
         if self.at_most:
             return mean <= self.value
         noise = min(DEVIATIONS * math.hypot(spread, self.spread), FARTHEST * abs(self.value))
-        return abs(mean - self.value) <= max(NEAR * abs(self.value), noise)
+        return abs(mean - self.value) <= max(NEAR * abs(self.value), noise) * (1 + 1e-9)
 
 
 @dataclass(frozen=True)

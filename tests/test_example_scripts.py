@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,7 @@ def test_an_example_runs(program, tmp_path, monkeypatch):
         monkeypatch.setattr("warnings.filters", [])  # scikit-learn's and skl2onnx's own
     spec = importlib.util.spec_from_file_location(f"example_{Path(program).stem}", FOLDER / program)
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # a pipeline pickles functions by the name of their module
     spec.loader.exec_module(module)
     result = module.main(tmp_path, **SHORTER.get(program, {}))
     assert keeps(result), result

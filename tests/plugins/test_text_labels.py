@@ -24,6 +24,7 @@ WITHOUT_NAMES = {
     "ctc": "sequences of labels",
     "transducer": "sequences of labels",
     "dice": "masks, whose pixels are numbers",
+    "tversky": "masks, whose pixels are numbers",
     "yolo": "boxes with classes as numbers",
     "detr": "boxes with classes as numbers",
     "ordinal": "grades, whose order their names do not tell",

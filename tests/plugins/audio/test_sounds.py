@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 
 import numpy as np
 import onnx
@@ -19,13 +18,6 @@ from onnxtrain.errors import DataError
 
 soundfile = pytest.importorskip("soundfile")
 signal = pytest.importorskip("scipy.signal")
-
-
-@pytest.fixture(autouse=True)
-def without_our_sparse(monkeypatch):
-    """SciPy takes a module of this name, which benchmarks/ has, for PyData's."""
-    monkeypatch.delitem(sys.modules, "sparse", raising=False)
-
 
 RATES = {"a.wav": 8000, "b.flac": 11025, "c.WAV": 16000, "d.flac": 8000}
 LENGTH = 800

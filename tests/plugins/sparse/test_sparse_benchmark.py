@@ -1,4 +1,4 @@
-"""benchmarks/sparse.py: its roofline, its short run, and the page that shows its table."""
+"""benchmarks/sparse_models.py: its roofline, its short run, and the page that shows its table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import numpy_helper
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks"))
 
-import sparse as benchmark  # noqa: E402
+import sparse_models as benchmark  # noqa: E402
 
 import onnxtrain  # noqa: E402
 
@@ -60,7 +60,7 @@ def test_the_models_are_valid_and_pruned_as_their_names_say(name):
 
 @pytest.mark.thorough  # it takes timings
 def test_the_short_run_prints_a_row_of_each_column():
-    command = [sys.executable, str(ROOT / "benchmarks" / "sparse.py"), "--quick"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "sparse_models.py"), "--quick"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     header, rule, *rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert (header, rule) == benchmark.HEADER

@@ -95,7 +95,7 @@ def test_an_epoch_has_every_row_once_in_an_order_of_the_seed(tmp_path):
 
 
 def test_rows_of_a_buffer_are_uniform():
-    """Where the buffer holds all rows, each is equally likely at each place."""
+    """Each row is equally likely at each place if the buffer holds all."""
     counts = np.zeros((6, 6))
     for seed in range(600):
         blocks = ({None: np.arange(start, start + 2)} for start in (0, 2, 4))

@@ -74,7 +74,7 @@ NOT_OF_TRL = ("diffusion_gemma", "glm4moe", "idefics3", "smolvlm")
 @pytest.mark.torch
 @pytest.mark.thorough
 def test_answers_are_those_of_the_training_templates_of_trl() -> None:
-    """Where TRL learns more, it is what the model is given: the words that ask for an answer."""
+    """TRL learns more only of the words that ask for an answer, which the model is given."""
     trl = pytest.importorskip("trl", reason="trl is not installed")
     folder, compared = Path(trl.__file__).parent / "chat_templates", 0
     for path in sorted(folder.glob("*_training.jinja")):

@@ -96,7 +96,7 @@ def test_the_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Monk
     lora = onnxtrain.Lora(adapter=tmp_path / "kept" / "best.onnx_adapter")
     trainer = onnxtrain.Trainer(tmp_path / "folder", loss="next_token", lora=lora)
     cached = text_generator(trainer)
-    monkeypatch.setattr("onnxtrain.plugins.text.samples.cache_outputs", lambda graph: {})
+    monkeypatch.setattr("onnxtrain.plugins.text.generation.cache_outputs", lambda graph: {})
     whole = text_generator(trainer)
     assert cached._model._caches
     assert not whole._model._caches

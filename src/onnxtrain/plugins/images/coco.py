@@ -272,7 +272,7 @@ class CocoData(DataSource):
 
 
 class Frame(NamedTuple):
-    """Where the pixels of an image lie in what the model reads: scaled, then cut."""
+    """Place of an image's pixels in what the model reads: scaled, then cut."""
 
     scale: tuple[float, float]
     offset: tuple[float, float]

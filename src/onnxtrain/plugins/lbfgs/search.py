@@ -26,7 +26,7 @@ _LONGEST = 20
 
 @dataclass(frozen=True)
 class Point:
-    """Where a minimization has ended.
+    """The end of a minimization.
 
     Attributes:
         loss: The loss.

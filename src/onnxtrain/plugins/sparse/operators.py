@@ -119,7 +119,7 @@ BLOCKS = (1, 4, 16)
 
 COST = {1: 1.0, 4: 0.5, 16: 0.55}
 """Time of a multiplication in a block, relative to one of a single weight: a block loads its input once
-(``benchmarks/sparse.py`` measures it)."""
+(``benchmarks/sparse_models.py`` measures it)."""
 
 
 _LARGEST_DELTA = np.iinfo(np.uint16).max

@@ -33,7 +33,7 @@ _CONSTANT: Final = 1e-15
 
 @dataclass(frozen=True)
 class Form:
-    """What a model was trained on, which its predictions need: the columns, and how they are scaled.
+    """Columns that a model was trained on and their scales, which its predictions need.
 
     Attributes:
         window: Rows of an input.

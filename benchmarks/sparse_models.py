@@ -1,7 +1,7 @@
 """Pruned models with onnxtrain's sparse kernels against dense float32 and dense int8 in ONNX Runtime.
 
-    python benchmarks/sparse.py [--quick] [--only NAME] [--threads 1 2] [--deepsparse PYTHON] [--output FILE.md]
-    python benchmarks/sparse.py --model PRUNED.onnx                   # a pruned file at batches 1, 8 and 32
+    python benchmarks/sparse_models.py [--quick] [--only NAME] [--threads 1 2] [--deepsparse PYTHON] [--output FILE.md]
+    python benchmarks/sparse_models.py --model PRUNED.onnx                   # a pruned file at batches 1, 8 and 32
 
 Each row is one model: weights are zero at random, alone or in blocks of 4 or 16 outputs, in the shares that its name
 says. The sessions of a row take turns in one process; times are the process's with one thread, which other programs do
