@@ -1,4 +1,4 @@
-"""Dates, categories and missing values: a scikit-learn pipeline makes numbers of them, and an ONNX model learns these.
+"""Dates, categories and missing values: a scikit-learn pipeline encodes them, and an ONNX model learns the numbers.
 
 The table is made up: bikes that are hired at three stations, by date, weather and temperature. Some temperatures are
 missing. The program writes the network `hires.onnx`, and the whole pipeline `hires.joblib`, which takes such tables.

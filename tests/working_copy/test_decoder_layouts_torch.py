@@ -63,7 +63,7 @@ def check_losses(module, path, inputs, labels, axes, *, rate=0.3):
 
 
 class Feed(torch.nn.Module):
-    """A feed-forward layer in the place of a mixture of experts."""
+    """A feed-forward layer instead of a mixture of experts."""
 
     def __init__(self):
         super().__init__()

@@ -235,7 +235,7 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
     graph = working.graph
     op = Builder(graph, working.opset)
     value = op.wrap(find_value(graph, y_name, "y"))
-    shapes = {name: dimensions(find_value(graph, name, "xs")) for name in x_names}
+    shapes = dict(zip(x_names, map(dimensions, find_values(graph, x_names, "xs")), strict=True))
     for name, shape in {y_name: value.shape, **shapes}.items():
         if shape is None or (batch and not shape):
             need = "has no batch axis" if shape is not None else "has an unknown rank"
@@ -248,7 +248,7 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
                 f"{list(value.shape or ())}; leave out batch=True, or name other xs."
             ).about(name, got=shape, wanted=value.shape)
     vectors = _unit_vectors(op, value, batch=batch)
-    products = [find_value(graph, name, "xs") for name in product_names]
+    products = find_values(graph, product_names, "xs")
     stacked = _scan(op, {find_value(graph, cotangent, "y"): vectors}, products)
     graph.inputs[:] = [value for value in graph.inputs if value.name != cotangent]
     size = op.shape_of(value)
@@ -349,7 +349,7 @@ def _with_gradients(
     warn_of(_constant_sum(working, target, x_names))
     keep_types(working, halves, x_names)
     working.metadata_props.update(options.entries())
-    lower_graph(working, derivative=Derivative(target, [find_value(graph, name, "xs") for name in x_names], made))
+    lower_graph(working, derivative=Derivative(target, find_values(graph, x_names, "xs"), made))
     narrow_outputs(working, declared)
     proto = with_external_data(ir.to_proto(infer_shapes(working)), file.folder)
     return proto, dict(zip(x_names, made, strict=True))
@@ -357,7 +357,7 @@ def _with_gradients(
 
 def _constant_sum(model: ir.Model, y: ir.Value, xs: Sequence[str]) -> Iterator[Hint]:
     """Hint at a y, such as a softmax, that has the same sum whatever the xs are."""
-    facts = Facts(model.functions, xs, {find_value(model.graph, name, "xs"): Fact() for name in xs})
+    facts = Facts(model.functions, xs, dict.fromkeys(find_values(model.graph, xs, "xs"), Fact()))
     found = facts.of(y)
     if found.sums or found.number is not None:
         yield Hint(
@@ -527,7 +527,7 @@ def _batch_inputs(graph: ir.Graph, given: Names) -> dict[str, ir.Value]:
                 "axis with dynamic_batch(model)."
             )
         return {str(value.name): value for value in found}
-    values = [find_value(graph, name, "inputs") for name in _names_of(given, "inputs")]
+    values = find_values(graph, _names_of(given, "inputs"), "inputs")
     for value in values:
         axes = dimensions(value)
         if value not in list(graph.inputs) or not axes or (isinstance(axes[0], int) and axes[0] != 1):
@@ -572,9 +572,16 @@ def _free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
 
 def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
     """Find a value by its name in the main graph."""
-    if not isinstance(name, str):
-        raise GradientError(f"{argument} is {name!r}; it needs the name of a value.")
-    value = ir.convenience.create_value_mapping(graph, include_subgraphs=False).get(name)
-    if value is None:
-        raise GradientError(f"{argument} names {name!r}, but the model has no value of that name.")
-    return value
+    return find_values(graph, [name], argument)[0]
+
+
+def find_values(graph: ir.Graph, names: Iterable[str], argument: str) -> list[ir.Value]:
+    """Find values by their names in the main graph."""
+    known, found = ir.convenience.create_value_mapping(graph, include_subgraphs=False), []
+    for name in names:
+        if not isinstance(name, str):
+            raise GradientError(f"{argument} is {name!r}; it needs the name of a value.")
+        if (value := known.get(name)) is None:
+            raise GradientError(f"{argument} names {name!r}, but the model has no value of that name.")
+        found.append(value)
+    return found
