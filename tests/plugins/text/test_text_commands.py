@@ -71,15 +71,6 @@ def test_the_python_of_the_page(files: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (files / "adapter" / "adapter_model.safetensors").exists()
 
 
-def test_the_measured_answers_of_the_page(files: Path) -> None:
-    text = PAGE.read_text().partition("## Exact match and ROUGE of generated answers\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
-    write_rows(files / "held.jsonl", [{"messages": CHATS[0]}])
-    trainer = onnxtrain.Trainer("folder", loss="next_token")
-    names = {"onnxtrain": onnxtrain, "trainer": trainer, "own_function": lambda answer, reference: len(answer)}
-    exec(compile(block, str(PAGE), "exec"), names)
-
-
 def test_the_rows_of_the_page(files: Path, fit: Run) -> None:
     rows = re.findall(r"^\| `(\{.*?\})`", section(), re.MULTILINE)
     assert len(rows) == 5

@@ -137,11 +137,10 @@ def _emit_reduction(op: Builder, match: Match) -> Value:
     view = Node(match.nodes[0], op)
     x, axes, keeps = view.x, view.input(1), view.attribute("keepdims", 1)
     if match.nodes[0].op_type == "ReduceLogSumExp":
-        finite = np.finfo(x.dtype.numpy())  # infinities are not subtracted
-        least, most = (op.constant(number, x.dtype) for number in (finite.min, finite.max))
         op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
-        clipped = op.Clip(op.ReduceMax(x, axes, keepdims=1), least, most)
-        top = op.StopGradient(clipped, domain=ONNXTRAIN_DOMAIN).with_shape(clipped.shape)
+        largest = op.ReduceMax(x, axes, keepdims=1)
+        finite = op.Where(op.IsInf(largest), op.scalar(0, x), largest)  # infinities are not subtracted
+        top = op.StopGradient(finite, domain=ONNXTRAIN_DOMAIN).with_shape(largest.shape)
         top.ir.dtype = x.dtype
         # The second reduction is over axes of size one.
         return op.Log(op.ReduceSum(op.Exp(x - top), axes, keepdims=keeps)) + op.ReduceSum(top, axes, keepdims=keeps)
