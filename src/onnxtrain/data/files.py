@@ -283,6 +283,9 @@ class Reader(ABC):
     suffixes: ClassVar[tuple[str, ...]] = ()
     """Ends, in lower case, of the paths that the reader opens; it takes no other arguments for them."""
 
+    called: ClassVar[str] = ""
+    """The kind of path, before its name in error messages."""
+
     path: str | os.PathLike[str]
 
     @classmethod
@@ -292,8 +295,8 @@ class Reader(ABC):
 
     @property
     def name(self) -> str:
-        """Name of the file in error messages."""
-        return f"'{Path(self.path)}'"
+        """Name of the file or folder in error messages."""
+        return f"{self.called}'{Path(self.path)}'"
 
     @abstractmethod
     def read(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, ClassVar, Final
 
 import numpy as np
 
@@ -338,6 +338,8 @@ class ImageFolder(ImageReader):
         orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
 
+    called: ClassVar[str] = "the folder "
+
     @classmethod
     def reads(cls, path: str | os.PathLike[str]) -> bool:
         """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
@@ -345,11 +347,6 @@ class ImageFolder(ImageReader):
         if not folder.is_dir() or next(folder.rglob("*.npy"), None) is not None:
             return False
         return any(file.suffix.lower() in SUFFIXES for file in folder.rglob("*"))
-
-    @property
-    def name(self) -> str:
-        """Name of the folder in error messages."""
-        return f"the folder '{Path(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True

@@ -237,8 +237,8 @@ BOOK: tuple[Workaround, ...] = (
         "bins of STFT",
         "onnx",
         _ONNX,
-        "Shape inference takes an omitted onesided of STFT for 0, not for the default 1: it finds 64 bins for a window "
-        "of 64, of which there are 33.",
+        "Shape inference takes an omitted onesided of STFT for 0, not for the default 1: for a window of 64 it finds "
+        "64 bins instead of 33.",
         "The default is written out before inference.",
         ("graph/bounded_inference.py",),
     ),

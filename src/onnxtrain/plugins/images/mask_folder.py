@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -45,16 +45,13 @@ class MaskFolder(LabelledImages):
         orient: Rotate images and masks by their EXIF tag; by default as in the model's training, else yes.
     """
 
+    called: ClassVar[str] = "the folder "
+
     @classmethod
     def reads(cls, path: str | os.PathLike[str]) -> bool:
         """Return whether a path is a folder with the folders ``images`` and ``masks``."""
         folder = Path(path)
         return (folder / _IMAGES).is_dir() and (folder / _MASKS).is_dir()
-
-    @property
-    def name(self) -> str:
-        """Name of the folder in error messages."""
-        return f"the folder '{Path(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True

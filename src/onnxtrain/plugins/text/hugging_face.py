@@ -37,7 +37,7 @@ from onnxtrain.parameters.trainable import parameter_table
 _CONFIG: Final = "config.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _ADAPTER: Final = "adapter_config.json"
-"""What makes transformers load an adapter of the folder, too."""
+"""File for which transformers loads an adapter of the folder, too."""
 
 _BESIDE: Final = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -64,7 +64,7 @@ _TRANSPOSED: Final = {
 
 _EMBEDDING: Final = re.compile(r"(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 _BUFFER: Final = re.compile(r"\.(attn|attention)\.(masked_)?bias$|rotary_emb")
-"""What old checkpoints have beside weights."""
+"""Buffers that old checkpoints have beside weights."""
 
 _LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEAD: Final = re.compile(r"^(language_model\.)?(lm_head|embed_out)\.weight$")

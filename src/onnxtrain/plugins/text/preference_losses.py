@@ -51,9 +51,36 @@ def mean_of_examples(op: Builder, terms: Value, weights: Value | None) -> LossTe
     return LossTerms((total / count).with_shape(()), count)
 
 
+class AnswerLoss(PreferenceLoss):
+    """Base of losses on the log-probabilities of answers, with a factor ``beta`` above 0."""
+
+    beta: float
+    chunk: int | None
+    of_tokens: ClassVar[bool] = False
+    """Predictions are means over the tokens of an answer, not sums."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_chunk(self.chunk)
+        check_above_zero(self, beta=self.beta)
+
+    def read(self, rows: Rows) -> Value:
+        """Emit the log-probability of the answer of each row [N, k]."""
+        op = rows.op
+        labels = rows.add_input("labels", ir.DataType.INT64, (rows.size, rows.tokens()))
+        found = rows.log_probabilities(labels, self.name, self.chunk)
+        summed = op.ReduceSum(found, op.ints(2), keepdims=0).with_shape((labels.shape or ())[:2])
+        if self.of_tokens:
+            later = op.Slice(labels, op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(2))
+            counted = op.cast(op.Not(op.Equal(later, op.scalar(-100, later))), summed.dtype)
+            count = op.ReduceSum(counted, op.ints(2), keepdims=0).with_shape(summed.shape)
+            summed = (summed / op.Max(count, op.scalar(1, count))).with_shape(summed.shape)
+        return named(rows, summed, "log_probabilities")
+
+
 @checks_arguments
 @dataclass(frozen=True)
-class DPO(PreferenceLoss):
+class DPO(AnswerLoss):
     """Direct preference optimization: the mean over pairs of -log sigmoid(beta d).
 
     ::
@@ -83,15 +110,6 @@ class DPO(PreferenceLoss):
     beta: float = 0.1
     chunk: int | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_chunk(self.chunk)
-        check_above_zero(self, beta=self.beta)
-
-    def read(self, rows: Rows) -> Value:
-        """Emit the log-probabilities of the answers [N, 2]."""
-        return _answers(rows, self)
-
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
         ratio = prediction - target
@@ -106,7 +124,7 @@ class DPO(PreferenceLoss):
 
 @checks_arguments
 @dataclass(frozen=True)
-class IPO(PreferenceLoss):
+class IPO(AnswerLoss):
     """Identity preference optimization: the mean over pairs of (d - 1 / (2 beta))^2.
 
     ::
@@ -128,19 +146,11 @@ class IPO(PreferenceLoss):
     """
 
     name: ClassVar[str] = "ipo"
+    of_tokens: ClassVar[bool] = True
     has_reference: ClassVar[bool] = True
 
     beta: float = 0.1
     chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_chunk(self.chunk)
-        check_above_zero(self, beta=self.beta)
-
-    def read(self, rows: Rows) -> Value:
-        """Emit the mean log-probabilities of the tokens of the answers [N, 2]."""
-        return _answers(rows, self, mean=True)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
@@ -156,7 +166,7 @@ class IPO(PreferenceLoss):
 
 @checks_arguments
 @dataclass(frozen=True)
-class SimPO(PreferenceLoss):
+class SimPO(AnswerLoss):
     """Simple preference optimization: the mean over pairs of -log sigmoid(beta (a - b) - gamma).
 
     a and b are the mean log-probabilities of the tokens of the chosen and the rejected answer. There is no reference.
@@ -183,13 +193,7 @@ class SimPO(PreferenceLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_chunk(self.chunk)
-        check_above_zero(self, beta=self.beta)
         _check_factor(self, gamma=self.gamma)
-
-    def read(self, rows: Rows) -> Value:
-        """Emit the log-probabilities of the answers [N, 2]."""
-        return _answers(rows, self)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
@@ -205,7 +209,7 @@ class SimPO(PreferenceLoss):
 
 @checks_arguments
 @dataclass(frozen=True)
-class CPO(PreferenceLoss):
+class CPO(AnswerLoss):
     """Contrastive preference optimization: the mean over pairs of -log sigmoid(beta (a - b)), plus alpha n.
 
     a and b are the log-probabilities of the chosen and the rejected answer, and n is the mean negative log-likelihood
@@ -234,13 +238,7 @@ class CPO(PreferenceLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_chunk(self.chunk)
-        check_above_zero(self, beta=self.beta)
         _check_factor(self, alpha=self.alpha)
-
-    def read(self, rows: Rows) -> Value:
-        """Emit the log-probabilities of the answers [N, 2]."""
-        return _answers(rows, self)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss; weights multiply the terms of both parts."""
@@ -263,20 +261,6 @@ def _check_factor(loss: PreferenceLoss, **values: float) -> None:
             raise OptionError(f"{name} is {value!r}; {loss.name} needs a finite number of at least 0.")
 
 
-def _answers(rows: Rows, loss: DPO | IPO | SimPO | CPO | KTO, *, mean: bool = False) -> Value:
-    """Emit the log-probability of the answer of each row [N, k], or its mean over the answer's tokens."""
-    op = rows.op
-    labels = rows.add_input("labels", ir.DataType.INT64, (rows.size, rows.tokens()))
-    found = rows.log_probabilities(labels, loss.name, loss.chunk)
-    summed = op.ReduceSum(found, op.ints(2), keepdims=0).with_shape((labels.shape or ())[:2])
-    if mean:
-        later = op.Slice(labels, op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(2))
-        counted = op.cast(op.Not(op.Equal(later, op.scalar(-100, later))), summed.dtype)
-        count = op.ReduceSum(counted, op.ints(2), keepdims=0).with_shape(summed.shape)
-        summed = (summed / op.Max(count, op.scalar(1, count))).with_shape(summed.shape)
-    return named(rows, summed, "log_probabilities")
-
-
 def named(rows: Rows, value: Value, name: str) -> Value:
     """Name what a loss reads, for predictions and messages."""
     (value.ir.name,) = free_names(rows.op.graph, [name])
@@ -285,7 +269,7 @@ def named(rows: Rows, value: Value, name: str) -> Value:
 
 @checks_arguments
 @dataclass(frozen=True)
-class ORPO(PreferenceLoss):
+class ORPO(AnswerLoss):
     """Odds ratio preference optimization: n - beta times the mean over pairs of log sigmoid(log odds ratio).
 
     ::
@@ -315,11 +299,6 @@ class ORPO(PreferenceLoss):
 
     beta: float = 0.1
     chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_chunk(self.chunk)
-        check_above_zero(self, beta=self.beta)
 
     def read(self, rows: Rows) -> Value:
         """Emit the log-probabilities [N, 3]."""
@@ -374,7 +353,7 @@ def _log_rest(op: Builder, x: Value) -> Value:
 
 @checks_arguments
 @dataclass(frozen=True)
-class KTO(PreferenceLoss):
+class KTO(AnswerLoss):
     """Kahneman-Tversky optimization on single answers: the mean of w (1 - sigmoid(s beta (r - z))).
 
     ::
@@ -414,21 +393,11 @@ class KTO(PreferenceLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_chunk(self.chunk)
-        check_above_zero(
-            self,
-            beta=self.beta,
-            desirable_weight=self.desirable_weight,
-            undesirable_weight=self.undesirable_weight,
-        )
+        check_above_zero(self, desirable_weight=self.desirable_weight, undesirable_weight=self.undesirable_weight)
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return [N, 3]."""
         return ((prediction.shape or (None,))[0], 3)
-
-    def read(self, rows: Rows) -> Value:
-        """Emit the log-probabilities of the answer and of the other one [N, 2]."""
-        return _answers(rows, self)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""

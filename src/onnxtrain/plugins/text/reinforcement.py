@@ -32,7 +32,7 @@ _CURRENT = 1.0
 """Log-probability, above all others, that stands for the one of the step itself."""
 
 _SMALLEST_DEVIATION = 1e-4
-"""What TRL adds to the deviation of the rewards of a group."""
+"""Added to the deviation of the rewards of a group, as in TRL."""
 
 
 RewardFunction = Callable[..., Sequence[float | None]]

@@ -45,7 +45,7 @@ _ROLES: Final[Mapping[str, str]] = {
 _ALPACA: Final = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request."
 )
-"""What the prompt of Stanford Alpaca begins with, of instructions without a chat template and a system message."""
+"""Beginning of Stanford Alpaca's prompt, for instructions without a chat template and a system message."""
 
 _LINE_LIMIT: Final = 16 * MEGABYTE
 """Maximum bytes of a line."""
@@ -419,7 +419,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 _BETWEEN: Final = re.compile(r"[\s,]*")
-"""What stands between the rows of an array."""
+"""Separators of the rows of an array."""
 
 
 def _of_array(path: Path) -> Iterator[Any]:
