@@ -295,6 +295,8 @@ def _with_others(tensors: list[_Tensor], source: Path, label: str) -> list[_Tens
     others = [name for name in known if name not in own and not _HEAD.search(name)]
     of_layers = {match[0] for name in own if (match := _ROOT.match(name))}
     weights = [name for name in others if name.endswith((".weight", ".bias")) and not _BUFFER.search(name)]
+    # The builder leaves out biases that are zero, as those of a model are that nobody trained.
+    weights = [name for name in weights if name.endswith(".weight") or np.asarray(known[name], np.float32).any()]
     if lost := [name for name in weights if (match := _ROOT.match(name)) and match[0] in of_layers]:
         raise ModelError(
             f"{label!r} cannot be a checkpoint of transformers: the model lacks {listed(lost, 3)} of {str(source)!r}; "
