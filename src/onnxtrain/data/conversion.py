@@ -180,6 +180,9 @@ def to_numpy(value: object, subject: str, hint: str = "", *, may_miss: bool = Fa
     if array.dtype == object and not all(isinstance(item, str) for item in array.flat):
         if may_miss and (filled := _filled(array)) is not None:
             return filled
+        are_numbers = all(isinstance(item, int | float | np.number | np.bool_) for item in array.flat)
+        if are_numbers and (numbers := np.array(array.tolist())).dtype != object:  # of a table of several types
+            return numbers
         if (row := _missing_text(array)) is not None:
             raise DataError(
                 f"{subject} has no value at row {row} ({array.flat[row]!r} among texts); leave the row out, or fill in "
