@@ -129,10 +129,14 @@ inline constexpr std::size_t kMostChainInputs = 8, kMostChainSteps = 16;
 // One step of a chain of element-wise operators: operands are inputs, then earlier steps.
 struct ElementwiseStep {
   enum Operator {
-    kAbs, kAdd, kCast, kDiv, kExp, kGreater, kLess, kLog1p, kMax, kMin, kMul, kNeg, kRelu, kSigmoid, kSign, kSub, kWhere
+    kAbs, kAdd, kAtanh, kCast, kCos, kCosh, kDiv, kEqual, kExp, kGreater, kLess, kLog, kLog1p, kMax, kMin, kMod, kMul, kNeg,
+    kPow, kRelu, kSigmoid, kSign, kSin, kSinh, kSub, kTan, kWhere,
+    // Two steps in one, with the operands of both: of numbers, the second of the sum and one more; Where of a comparison.
+    kAddAdd, kAddSub, kAddMul, kAddFrom, kSubAdd, kSubSub, kSubMul, kSubFrom, kMulAdd, kMulSub, kMulMul, kMulFrom,
+    kGreaterWhere, kLessWhere, kMinRelu
   };
   Operator what;
-  std::size_t operands[3];
+  std::size_t operands[4];
 };
 
 // A chain; an input with one element counts for all.

@@ -166,6 +166,8 @@ def test_gelu_over_its_range(instruction_set, library_path, approximate, dtype):
 
 SILU = "Sigmoid x1;Sub x2 s0;Mul x1 s1;Add s2 x2;Mul s0 s3;Mul x0 s4"
 OTHERS = "Abs x0;Less s0 x2;Neg x1;Relu s2;Greater x1 x0;Cast s4;Where s1 s3 s5;Div s6 x2"
+FUNCTIONS_OF_ONE = "Sin x0;Cos x1;Mul s0 s1;Tan x2;Add s2 s3;Sinh x0;Cosh x1;Sub s5 s6;Mul s4 s7"
+FUNCTIONS_OF_TWO = "Abs x0;Add s0 x2;Pow s1 x1;Log s1;Min s3 x2;Relu s4;Mod x1 s1;Sub s2 s6;Sub s7 s5"
 
 
 def examples(dtype):
@@ -186,6 +188,8 @@ def examples(dtype):
         ("CountedDropout", (rows, np.asarray(dtype(0.25)), np.asarray(2**40 + 3)), {"seed": 2**61 + 5}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(1))), {"program": SILU}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": OTHERS}),
+        ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": FUNCTIONS_OF_ONE}),
+        ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": FUNCTIONS_OF_TWO}),
         ("GatherGradient", (draw((30, 31, 45), dtype, 7), indices, np.array([50, 45])), {"axis": 0}),
         (
             "GatherGradient",
