@@ -41,6 +41,7 @@ WRITTEN: Mapping[str, tuple[str, Mapping[str, float]]] = {
 """Operators that a chain has as several steps, with the defaults of their attributes: ONNX Runtime computes them
 element by element, so that they are a chain even alone."""
 
+_SPLIT = {name: [step.split() for step in text.split(";")] for name, (text, _) in WRITTEN.items()}
 _ALONE = frozenset({*WRITTEN, "Abs", "Sign", "Where"})
 
 _ELEMENTWISE = STEPS | set(WRITTEN)
@@ -158,10 +159,9 @@ def _emit(op: Builder, match: Match) -> Value:
 
 def _written(node: ir.Node) -> list[tuple[str, list[str | float]]]:
     """The steps of an operator that a chain has as several: operator and operands, of which some are numbers."""
-    text, defaults = WRITTEN[node.op_type]
+    defaults = WRITTEN[node.op_type][1]
     given = {name: node.attributes.get_float(name, default) for name, default in defaults.items()}
-    steps = [step.split() for step in text.split(";")]
-    return [(operator, [_operand(word, given) for word in words]) for operator, *words in steps]
+    return [(operator, [_operand(word, given) for word in words]) for operator, *words in _SPLIT[node.op_type]]
 
 
 def _operand(word: str, given: Mapping[str, float]) -> str | float:
@@ -184,7 +184,7 @@ def _inputs(nodes: Iterable[ir.Node], chain: Sequence[ir.Node]) -> list[ir.Value
 
 def _count(node: ir.Node) -> int:
     if node.op_type in WRITTEN:
-        return len(_written(node))
+        return len(_SPLIT[node.op_type])
     return len(node.inputs) - 1 if node.op_type == "Sum" else 1
 
 
