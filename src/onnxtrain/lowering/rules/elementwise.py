@@ -41,7 +41,6 @@ WRITTEN: Mapping[str, tuple[str, Mapping[str, float]]] = {
 """Operators that a chain has as several steps, with the defaults of their attributes: ONNX Runtime computes them
 element by element, so that they are a chain even alone."""
 
-_SPLIT = {name: [step.split() for step in text.split(";")] for name, (text, _) in WRITTEN.items()}
 _ALONE = frozenset({*WRITTEN, "Abs", "Sign", "Where"})
 
 _ELEMENTWISE = STEPS | set(WRITTEN)
@@ -50,6 +49,8 @@ _COPIED = "Sigmoid"
 """Recomputed in each chain that reads it, if only chains do: it is then not kept for the gradient."""
 
 MOST_INPUTS, MOST_STEPS = 8, 16
+
+_SPLIT = {name: [step.split() for step in text.split(";")] for name, (text, _) in WRITTEN.items()}
 
 
 def fuse_elementwise(model: ir.Model) -> None:
