@@ -54,6 +54,8 @@ _COPIED = "Sigmoid"
 
 MOST_INPUTS, MOST_STEPS = 8, 16
 
+_SPLIT = {name: [step.split() for step in text.split(";")] for name, (text, _) in WRITTEN.items()}
+
 
 def fuse_elementwise(model: ir.Model) -> None:
     """Replace elementwise nodes of one shape, of which only the last is read by others, by one node, in place.
@@ -162,10 +164,9 @@ def _emit(op: Builder, match: Match) -> Value:
 
 def _written(node: ir.Node) -> list[tuple[str, list[str | float]]]:
     """The steps of an operator that a chain has as several: operator and operands, of which some are numbers."""
-    text, defaults = WRITTEN[node.op_type]
+    defaults = WRITTEN[node.op_type][1]
     given = {name: node.attributes.get_float(name, default) for name, default in defaults.items()}
-    steps = [step.split() for step in text.split(";")]
-    return [(operator, [_operand(word, given) for word in words]) for operator, *words in steps]
+    return [(operator, [_operand(word, given) for word in words]) for operator, *words in _SPLIT[node.op_type]]
 
 
 def _operand(word: str, given: Mapping[str, float]) -> str | float:
@@ -188,7 +189,7 @@ def _inputs(nodes: Iterable[ir.Node], chain: Sequence[ir.Node]) -> list[ir.Value
 
 def _count(node: ir.Node) -> int:
     if node.op_type in WRITTEN:
-        return len(_written(node))
+        return len(_SPLIT[node.op_type])
     return len(node.inputs) - 1 if node.op_type == "Sum" else 1
 
 
