@@ -6,8 +6,12 @@ Zeros that lengthen a signal drop out of its gradient, samples that were cut off
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.placement import (
     Size,
@@ -15,6 +19,7 @@ from onnxtrain.autodiff.placement import (
     as_number,
     as_value,
     count_to,
+    joined,
     multiply,
     pad_to,
     product,
@@ -25,6 +30,10 @@ from onnxtrain.autodiff.placement import (
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
+
+LONGEST, SMOOTH = 4096, 2 * 3 * 5 * 7 * 11 * 13
+"""Of the kernel: its longest transform (more lines leave the caches), and the product of the primes that it takes."""
 
 
 @register_gradient("DFT")
@@ -43,13 +52,41 @@ def dft(node: Node, dy: Value) -> Gradients:
     if one_sided and inverse:
         bins = _transform(op, dy, axis, length, onesided=1)
         dx = bins * (_multiplicity(op, bins, axis, length, x) / count)
-    elif inverse:
-        dx = _transform(op, dy, axis, length) / count
+        cut = op.Slice(dx, op.ints(0), as_value(op, size_of(x, axis)), op.ints(axis))
+        return pad_to(cut, [axis], [0], [size_of(x, axis)]), None, None
+    return _transposed(op, dy, axis, length, x.shape, [size_of(x, axis), size_of(x, -1)], inverse=inverse), None, None
+
+
+def _transposed(
+    op: Builder,
+    dy: Value,
+    axis: int,
+    length: Size,
+    shape: Sequence[Dimension] | None,
+    sizes: Sequence[Size],
+    inverse: bool,
+) -> Value:
+    """The transposed map, to a shape with such sizes of the axis and of the last one: 1 where x is real."""
+    if all(isinstance(size, int) for size in (length, *sizes)):
+        numbers = {"length": length, "bins": sizes[0], "parts": sizes[1], "inverse": int(not inverse)}
+        dx = emit(op, "Fourier", dy, like=[dy], axis=axis, divided=int(inverse), **numbers)[0]
     else:
-        dx = _transform(op, dy, axis, length, inverse=1) * count
-    if not (one_sided and inverse):
-        dx = _real_where(dx, x)
-    return _fitted(dx, x, axis), None, None
+        dx = _bins(op, dy, axis, length, sizes, not inverse, inverse)
+    return dx.with_shape(shape)
+
+
+def smooth(length: int, bins: int) -> bool:
+    """Return whether the kernel computes so many bins: of a length without a large prime factor."""
+    return bins <= length <= LONGEST and SMOOTH ** math.ceil(math.log2(LONGEST)) % length == 0
+
+
+@register_fused(
+    "Fourier", has_kernel=lambda node: smooth(*(node.attributes[name].as_int() for name in ("length", "bins")))
+)
+def fourier(node: Node) -> Sequence[Value]:
+    """The first bins of a DFT, one part of each where they are real, inverse or not, divided by the length or not."""
+    axis, length, *rest = (node.attribute(name) for name in ("axis", "length", "bins", "parts", "inverse", "divided"))
+    return [_bins(node.op, node.x, axis, length, rest[:2], *rest[2:])]
 
 
 def _axis(node: Node) -> int:
@@ -109,18 +146,17 @@ def _multiplicity(op: Builder, bins: Value, axis: int, length: Size, x: Value) -
     return op.Reshape(factor, op.ints(-1, *[1] * behind))
 
 
-def _real_where(dx: Value, x: Value) -> Value:
-    """The real parts if x has no imaginary ones."""
-    op = dx.op
-    return op.Slice(dx, op.ints(0), as_value(op, size_of(x, -1)), op.ints(-1))
-
-
-def _fitted(dx: Value, x: Value, axis: int) -> Value:
-    """Cut or pad the transformed axis to its size in x."""
-    op = dx.op
-    size = size_of(x, axis)
-    cut = op.Slice(dx, op.ints(0), as_value(op, size), op.ints(axis))
-    return pad_to(cut, [axis], [0], [size])
+def _bins(
+    op: Builder, value: Value, axis: int, length: Size, sizes: Sequence[Size], inverse: bool, divided: bool
+) -> Value:
+    """The transform, cut or padded to the sizes along its axis and the last one."""
+    found = _transform(op, value, axis, length, **({"inverse": 1} if inverse else {}))
+    if inverse and not divided:
+        found = found * as_number(op, length, value.dtype)
+    elif divided and not inverse:
+        found = found / as_number(op, length, value.dtype)
+    cut = op.Slice(found, op.ints(0, 0), joined(op, sizes), op.ints(axis, -1))
+    return pad_to(cut, [axis], [0], sizes[:1])
 
 
 @register_gradient("STFT")
@@ -131,8 +167,7 @@ def stft(node: Node, dy: Value) -> Gradients:
     length = _frame_length(node)
     if x.shape is not None and len(x.shape) == 2:  # PyTorch's older exporter leaves out the last axis
         x = op.Unsqueeze(x, op.ints(-1)).with_shape((*x.shape, 1))
-    frames = _transform(op, dy, 2, length, inverse=1) * as_number(op, length, x.dtype)
-    frames = _real_where(frames, x).with_shape((None, None, None, None))
+    frames = _transposed(op, dy, 2, length, (None, None, None, None), [length, size_of(x, 2)], inverse=False)
     batch, samples, parts, count = size_of(x, 0), size_of(x, 1), size_of(x, 2), size_of(dy, 1)
     starts = op.Mul(count_to(op, count), as_value(op, step))
     positions = op.Reshape(op.Add(op.Unsqueeze(starts, op.ints(1)), count_to(op, length)), op.ints(-1))

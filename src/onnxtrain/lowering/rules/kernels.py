@@ -30,6 +30,8 @@ from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.portable import Portable, body_for
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.lowering.rules.convolutions import convolution, emit_transposed, transposed_convolution
+from onnxtrain.lowering.rules.sums import SUMS
+from onnxtrain.lowering.rules.transforms import TRANSFORMS
 
 LEAST_CLASSES = 4096
 """With fewer classes, logits are small compared to the layers' activations, and a weighted loss is not split."""
@@ -155,6 +157,8 @@ def _emit_packed(op: Builder, match: Match) -> Value:
 
 
 KERNELS = (
+    *SUMS,
+    *TRANSFORMS,
     Rule(operators("cross-entropy", "SoftmaxCrossEntropyLoss"), _emit_loss, _splittable),
     Rule(operators("transposed convolution", "ConvTranspose"), emit_transposed, transposed_convolution),
     _ours("Conv", convolution),
