@@ -67,7 +67,8 @@ std::vector<std::size_t> factors_of(std::size_t length) {
   return factors;
 }
 
-constexpr std::int64_t kLongest = std::int64_t{1} << 20;
+constexpr std::int64_t kLongest = std::int64_t{1} << 16;
+constexpr std::size_t kLargestFactor = 31;  // whose pass takes as many steps for each element
 
 // The cofactors of `a` [n, n], which is overwritten, times `factor`. Elimination with
 // complete pivoting puts the pivots that vanish last. No cofactor is divided by the last one, so that a singular
@@ -184,6 +185,11 @@ FourierNode::FourierNode(const Attributes& attributes)
   const double turn = 2 * std::numbers::pi / number * (attributes.integer("inverse", 0) != 0 ? 1 : -1);
   scale_ = attributes.integer("divided", 0) != 0 ? 1 / number : 1.0;
   factors_ = factors_of(static_cast<std::size_t>(length_));
+  if (length_ > 1 && factors_.back() > kLargestFactor) {
+    throw std::invalid_argument("attribute 'length' is " + std::to_string(length_) + ", with the factor " +
+                                std::to_string(factors_.back()) + ": its prime factors must be at most " +
+                                std::to_string(kLargestFactor) + ".");
+  }
   for (std::int64_t i = 0; i < length_; ++i) {
     for (const double part : {std::cos(turn * static_cast<double>(i)), std::sin(turn * static_cast<double>(i))}) {
       double_turns_.push_back(part);

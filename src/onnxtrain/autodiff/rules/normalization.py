@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import KERNEL_TYPES, emit, register_fused
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.activation import FUSED_ACTIVATIONS
@@ -310,10 +310,8 @@ def local_response(node: Node) -> tuple[Value, Value]:
     """LRN's s and s^β; a power takes ten times as long as roots."""
     op, x, beta = node.op, node.x, node.attribute("beta", 0.75)
     base = _channel_means(node, x * x) * node.attribute("alpha", 1e-4) + node.attribute("bias", 1.0)
-    if beta not in (0.5, 0.75):
-        return base, op.Pow(base, op.scalar(beta, x))
     root = op.Sqrt(base).with_shape(x.shape)
-    return base, root * op.Sqrt(root).with_shape(x.shape) if beta == 0.75 else root
+    return base, root * op.Sqrt(root).with_shape(x.shape) if beta == 0.75 else op.Pow(base, op.scalar(beta, x))
 
 
 def _channel_means(node: Node, value: Value, *, turned: bool = False) -> Value:
@@ -322,8 +320,5 @@ def _channel_means(node: Node, value: Value, *, turned: bool = False) -> Value:
     pads = [(size - 1) // 2, 0, size // 2, 0]
     pads = pads[2:] + pads[:2] if turned else pads
     flat = op.Unsqueeze(op.Reshape(value, op.ints(0, 0, -1)), op.ints(1))
-    if value.dtype in KERNEL_TYPES:
-        shares = op.constant(np.full((1, 1, size, 1), 1 / size), value.dtype)
-        return op.reshape_like(op.Conv(flat, shares, kernel_shape=[size, 1], pads=pads), value)
-    means = op.AveragePool(flat, kernel_shape=[size, 1], pads=pads, count_include_pad=1)
-    return op.reshape_like(means, value)
+    shares = op.constant(np.full((1, 1, size, 1), 1 / size), value.dtype)
+    return op.reshape_like(op.Conv(flat, shares, kernel_shape=[size, 1], pads=pads), value)

@@ -44,13 +44,13 @@ def dft(node: Node, dy: Value) -> Gradients:
     the first and the middle one counts twice.
     """
     op, x = node.op, node.x
-    axis = _axis(node)
+    axis = axis_of(node)
     one_sided = node.attribute("onesided", 0) == 1
     inverse = node.attribute("inverse", 0) == 1
-    length = _length(node, axis, halves=one_sided and inverse)
+    length = length_of(node, axis, halves=one_sided and inverse)
     count = as_number(op, length, x.dtype)
     if one_sided and inverse:
-        bins = _transform(op, dy, axis, length, onesided=1)
+        bins = transform(op, dy, axis, length, onesided=1)
         dx = bins * (_multiplicity(op, bins, axis, length, x) / count)
         cut = op.Slice(dx, op.ints(0), as_value(op, size_of(x, axis)), op.ints(axis))
         return pad_to(cut, [axis], [0], [size_of(x, axis)]), None, None
@@ -89,7 +89,7 @@ def fourier(node: Node) -> Sequence[Value]:
     return [_bins(node.op, node.x, axis, length, rest[:2], *rest[2:])]
 
 
-def _axis(node: Node) -> int:
+def axis_of(node: Node) -> int:
     """The transformed axis: an attribute up to opset 19, then an input."""
     if node.op.opset < 20:
         return int(node.attribute("axis", 1))
@@ -105,15 +105,17 @@ def _axis(node: Node) -> int:
     return int(known.reshape(()))
 
 
-def _length(node: Node, axis: int, *, halves: bool) -> Size:
+def length_of(node: Node, axis: int, *, halves: bool) -> Size:
+    """The length of the transform, by default that of x, of which a one-sided inverse has half."""
     given = node.input(1)
     if given is None:
         size = size_of(node.x, axis)
         return multiply(add(size, -1), 2) if halves else size
-    return _as_size(given)
+    return as_size(given)
 
 
-def _as_size(value: Value) -> Size:
+def as_size(value: Value) -> Size:
+    """The number in a value, where it is known."""
     known = value.constant()
     if known is not None:
         return int(known.reshape(()))
@@ -121,7 +123,8 @@ def _as_size(value: Value) -> Size:
     return op.cast(op.Reshape(value, op.ints(1)), op.ints(0).dtype)
 
 
-def _transform(op: Builder, value: Value, axis: int, length: Size, **attributes: int) -> Value:
+def transform(op: Builder, value: Value, axis: int, length: Size, **attributes: int) -> Value:
+    """DFT in the form of its opset."""
     scalar = op.constant(length, np.int64) if isinstance(length, int) else op.Reshape(length, op.ints())
     if op.opset < 20:
         return op.DFT(value, scalar, axis=axis, **attributes)
@@ -150,7 +153,7 @@ def _bins(
     op: Builder, value: Value, axis: int, length: Size, sizes: Sequence[Size], inverse: bool, divided: bool
 ) -> Value:
     """The transform, cut or padded to the sizes along its axis and the last one."""
-    found = _transform(op, value, axis, length, **({"inverse": 1} if inverse else {}))
+    found = transform(op, value, axis, length, **({"inverse": 1} if inverse else {}))
     if inverse and not divided:
         found = found * as_number(op, length, value.dtype)
     elif divided and not inverse:
@@ -163,8 +166,8 @@ def _bins(
 def stft(node: Node, dy: Value) -> Gradients:
     """y[f] = F (w x_f), x_f the frame of x that begins at f step: dx_f = w Fᴴ dy[f], dw = sum_f x_f Fᴴ dy[f]."""
     op, x, window = node.op, node.x, node.input(2)
-    step = _as_size(node.input_required(1))
-    length = _frame_length(node)
+    step = as_size(node.input_required(1))
+    length = frame_length(node)
     if x.shape is not None and len(x.shape) == 2:  # PyTorch's older exporter leaves out the last axis
         x = op.Unsqueeze(x, op.ints(-1)).with_shape((*x.shape, 1))
     frames = _transposed(op, dy, 2, length, (None, None, None, None), [length, size_of(x, 2)], inverse=False)
@@ -184,8 +187,9 @@ def stft(node: Node, dy: Value) -> Gradients:
     return dx, None, op.ReduceSum(products, op.ints(0, 2), keepdims=0), None
 
 
-def _frame_length(node: Node) -> Size:
+def frame_length(node: Node) -> Size:
+    """The length of the frames of an STFT."""
     given, window = node.input(3), node.input(2)
     if given is not None:
-        return _as_size(given)
+        return as_size(given)
     return size_of(node.x, 1) if window is None else size_of(window, 0)
