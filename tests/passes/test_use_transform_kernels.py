@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from test_use_sums import has, results
+from test_use_norm_kernels import has, results
 
 from onnxtrain import testing
 

@@ -64,7 +64,7 @@ def samples_images(node: ir.Node) -> bool:
 
 
 @register_fused("GridSampleGradient", has_kernel=samples_images)
-def grid_sample_gradient(node: Node) -> Sequence[Value]:
+def grid_sample_gradient(node: Node) -> Sequence[Value | None]:
     """From dy, x and grid, with GridSample's attributes: dx and dgrid."""
     return _gradients(node, node.x, node.input_required(1), node.input_required(2))
 

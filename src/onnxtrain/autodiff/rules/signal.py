@@ -62,7 +62,7 @@ def _transposed(
     dy: Value,
     axis: int,
     length: Size,
-    shape: Sequence[Dimension] | None,
+    shape: tuple[Dimension, ...] | None,
     sizes: Sequence[Size],
     inverse: bool,
 ) -> Value:

@@ -202,18 +202,15 @@ def _emit_samples(op: Builder, match: Match) -> Value:
     return emit(op, "GridSample", view.x, view.input_required(1), like=[view.y], **view.attributes())[0]
 
 
-def _frames(match: Match) -> tuple[int, int, int] | str:
+def _frames(match: Match) -> list[int] | str:
     """The step, the length and the number of the frames."""
     view = Node(match.nodes[0], match.context.main)
-    given, count = (view.input(1), view.input(3)), (_sizes(match.y) or (None, None))[1]
-    if (
-        not _is_float(view.x.ir)
-        or view.rank() != 3
-        or not all(value is None or value.constant() is not None for value in given)
-    ):
+    computed = any(value is not None and value.constant() is None for value in (view.input(1), view.input(3)))
+    if not _is_float(view.x.ir) or view.x.rank != 3 or computed:
         return "it is not of floats, or its step or its length is computed"
-    sizes = (as_size(view.input_required(1)), frame_length(view), count)
-    return sizes if all(isinstance(size, int) for size in sizes) else "its frames are not counted"
+    sizes = (as_size(view.input_required(1)), frame_length(view), (_sizes(match.y) or (None, None))[1])
+    known = [size for size in sizes if isinstance(size, int)]
+    return known if len(known) == 3 else "its frames are not counted"
 
 
 def _emit_frames(op: Builder, match: Match) -> Value:
@@ -239,9 +236,9 @@ def _transforms(match: Match) -> dict[str, int] | str:
     axis = axis_of(view)
     known = view.input(1) is not None or isinstance(view.x.shape[axis], int)
     length = length_of(view, axis, halves=False) if known else None
-    bins = length // 2 + 1 if isinstance(length, int) and one_sided else length
-    if not isinstance(length, int) or not smooth(length, bins):
+    if not isinstance(length, int) or not smooth(length, length):
         return "its length is not known to have small factors"
+    bins = length // 2 + 1 if one_sided else length
     return {"axis": axis, "length": length, "bins": bins, "parts": 2, "inverse": inverse, "divided": inverse}
 
 
