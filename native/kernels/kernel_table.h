@@ -184,6 +184,7 @@ struct OptimizerKernels;
 struct MatmulTable;
 struct RecurrentTable;
 struct SparseTable;
+struct TransformTable;
 
 struct KernelTable {
   const char* instruction_set;
@@ -221,6 +222,7 @@ struct KernelTable {
   const Bfloat16Convolution* bfloat16_convolution;
   const RecurrentTable* recurrent;
   const SparseTable* sparse;
+  const TransformTable* transforms;
 };
 
 // Returns the best table for this CPU, or the one named by the environment variable ONNXTRAIN_INSTRUCTION_SET. Returns

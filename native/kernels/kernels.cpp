@@ -31,6 +31,7 @@ extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
 extern const MatmulTable ONNXTRAIN_OF_SET(kProduct_);
 extern const RecurrentTable ONNXTRAIN_OF_SET(kRecurrent_);
 extern const SparseTable ONNXTRAIN_OF_SET(kSparse_);
+extern const TransformTable ONNXTRAIN_OF_SET(kTransforms_);
 extern const KernelTable ONNXTRAIN_OF_SET(kKernels_);
 
 const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
@@ -69,6 +70,7 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .bfloat16_convolution = &ONNXTRAIN_OF_SET(kBfloat16Convolution_),
     .recurrent = &ONNXTRAIN_OF_SET(kRecurrent_),
     .sparse = &ONNXTRAIN_OF_SET(kSparse_),
+    .transforms = &ONNXTRAIN_OF_SET(kTransforms_),
 };
 
 }  // namespace onnxtrain

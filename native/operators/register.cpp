@@ -23,6 +23,7 @@
 #include "resize/node.h"
 #include "softmax/node.h"
 #include "sparse/node.h"
+#include "transforms/node.h"
 
 namespace onnxtrain {
 namespace {
@@ -168,10 +169,14 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<ConvInputGradientNode>(api, domains.own);
   add_operator<ConvWeightGradientNode>(api, domains.own);
   add_operator<CountedDropoutNode>(api, domains.own);
+  add_operator<DetGradientNode>(api, domains.own);
   add_operator<ElementwiseNode>(api, domains.own);
+  add_operator<FourierNode>(api, domains.own);
   add_operator<GatherConcatNode>(api, domains.own);
   add_operator<GatherGradientNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
+  add_operator<GridSampleNode>(api, domains.own);
+  add_operator<GridSampleGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);
   add_operator_with_weights<LinearNode>(api, domains.own);
   add_operator_with_weights<LinearGradientNode>(api, domains.own);

@@ -180,6 +180,7 @@ def examples(dtype):
     indices = np.random.default_rng(6).integers(-50, 50, (30, 31))
     labels = np.random.default_rng(7).integers(0, 77, (500, 1))
     resized = reference.band(21, 40, 2, dtype), reference.band(35, 70, 3, dtype)
+    grid, back = draw((3, 11, 10, 2), dtype, 3) * dtype(0.6), {"inverse": 1, "divided": 1}
     return [
         ("BatchNormalizationGradient", statistics, {}),
         ("BatchNormalizationGradient", statistics[:3], {}),
@@ -222,6 +223,14 @@ def examples(dtype):
         ("ResizeByMatrices", (draw((3, 20, 21, 35), dtype, 1), *resized), {}),
         ("ResizeByMatrices", (draw((3, 20, 40, 70), dtype, 2), *resized), {"transposed": 1}),
         ("LogSoftmax", (draw((7, 19, 501), dtype, 1, 4),), {"axis": 1}),
+        ("DetGradient", (draw((60,), dtype, 1), draw((60, 7, 7), dtype, 2)), {}),
+        ("Fourier", (draw((77, 60, 1), dtype, 1),), {"axis": 1, "length": 64, "bins": 33, "parts": 2}),
+        ("Fourier", (draw((5, 77, 3, 2), dtype, 1),), {"axis": 1, "length": 77, "bins": 70, "parts": 1, **back}),
+        *(
+            (operator, (*given, draw((3, 19, 9, 8), dtype, 2), grid), {"padding_mode": mode, "align_corners": corners})
+            for operator, given in (("GridSample", ()), ("GridSampleGradient", (draw((3, 19, 11, 10), dtype, 1),)))
+            for mode, corners in (("zeros", 0), ("border", 0), ("reflection", 0), ("reflection", 1))
+        ),
     ]
 
 
@@ -233,9 +242,13 @@ FUNCTIONS = {
     "BatchNormalizationGradient": reference.batch_normalization,
     "ClipGradient": reference.clip,
     "CountedDropout": reference.counted_dropout,
+    "DetGradient": reference.determinant,
     "Elementwise": reference.elementwise,
+    "Fourier": reference.fourier,
     "GatherGradient": reference.gather,
     "GeluGradient": reference.gelu,
+    "GridSample": reference.grid_sample,
+    "GridSampleGradient": reference.grid_sample_gradient,
     "LayerNormalizationGradient": reference.layer_normalization,
     "LogSoftmax": reference.log_softmax_forward,
     "LogSoftmaxGradient": reference.log_softmax,
@@ -271,7 +284,7 @@ def test_every_operator_with_a_kernel_is_tested():
         )
     }
     elsewhere.add("BatchNormalization")
-    assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS) - {"LogSoftmax"}
+    assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS) - {"LogSoftmax", "GridSample"}
 
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
