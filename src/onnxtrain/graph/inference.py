@@ -61,7 +61,21 @@ _ELEMENTWISE = frozenset(
 )
 _SAME_SHAPE = frozenset(
     {"Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Cosh"}
-    | {"CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log"}
+    | {
+        "CumProd",
+        "CumSum",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Floor",
+        "Gelu",
+        "HardSigmoid",
+        "Identity",
+        "IsInf",
+        "IsNaN",
+        "LeakyRelu",
+        "Log",
+    }
     | {"LogSoftmax", "Neg", "Not", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax"}
     | {"Softplus", "Sqrt", "Tan", "Tanh", "BatchNormalization", "ScatterElements", "ScatterND", "Trilu"}
 )
