@@ -73,51 +73,43 @@ void multiply_rows(const ReductionCall& call, std::size_t first, std::size_t las
 }
 
 // Lines of [outer, size, inner], one for each of the outer and inner elements, side by side: an element waits for the one
-// before it. Of lines that lie behind each other a tile is copied first: a step of them is in as many cache lines, which
-// share a set.
+// before it.
 template <bool multiplies, std::size_t lines, typename T>
 void scan_lines(const ScanCall& call, const T* x, T* y, std::size_t between) {
-  constexpr std::size_t steps = 16;
-  T totals[lines], tile[steps][lines];
+  T totals[lines];
   for (T& total : totals) total = T(multiplies);
-  for (std::size_t begin = 0; begin < call.size; begin += steps) {
-    const std::size_t count = call.size - begin < steps ? call.size - begin : steps;
-    const std::size_t start = (call.reverse ? call.size - begin - count : begin) * call.inner;
+  for (std::size_t step = 0; step < call.size; ++step) {
+    const std::size_t at = (call.reverse ? call.size - 1 - step : step) * call.inner;
+    ONNXTRAIN_VECTORIZE
     for (std::size_t line = 0; line < lines; ++line) {
-      for (std::size_t step = 0; step < count; ++step) tile[step][line] = x[start + step * call.inner + line * between];
-    }
-    for (std::size_t each = 0; each < count; ++each) {
-      T* row = tile[call.reverse ? count - 1 - each : each];
-      const bool is_first = begin + each == 0;
-      ONNXTRAIN_VECTORIZE
-      for (std::size_t line = 0; line < lines; ++line) {
-        const T before = totals[line];
-        // The first element is taken as it is: 0 + -0 is another zero.
-        totals[line] = multiplies ? before * row[line] : is_first ? row[line] : before + row[line];
-        row[line] = call.exclusive ? before : totals[line];
-      }
-    }
-    for (std::size_t line = 0; line < lines; ++line) {
-      for (std::size_t step = 0; step < count; ++step) y[start + step * call.inner + line * between] = tile[step][line];
+      const T value = x[at + line * between], before = totals[line];
+      // The first element is taken as it is: 0 + -0 is another zero.
+      totals[line] = multiplies ? before * value : step == 0 ? value : before + value;
+      y[at + line * between] = call.exclusive ? before : totals[line];
     }
   }
 }
 
-// The lines [first, last).
+// The lines [first, last): neighbours as vectors; of lines behind each other few, whose elements may share a set of the
+// first cache.
 template <bool multiplies, typename T>
 void scan(const ScanCall& call, std::size_t first, std::size_t last) {
   const T* x = static_cast<const T*>(call.x);
   T* y = static_cast<T*>(call.y);
-  constexpr std::size_t most = 16;
+  constexpr std::size_t most = 64, many = 16, few = 4;
   for (std::size_t line = first; line < last;) {
     const std::size_t column = line % call.inner, at = line / call.inner * call.size * call.inner + column;
-    const std::size_t between = call.inner == 1 ? call.size : 1;
-    const std::size_t left = call.inner == 1 || call.inner - column > last - line ? last - line : call.inner - column;
-    if (left >= most) {
-      scan_lines<multiplies, most>(call, x + at, y + at, between);
+    if (call.inner == 1 && last - line >= few) {
+      scan_lines<multiplies, few>(call, x + at, y + at, call.size);
+      line += few;
+    } else if (call.inner - column >= most && last - line >= most) {
+      scan_lines<multiplies, most>(call, x + at, y + at, 1);
       line += most;
+    } else if (call.inner - column >= many && last - line >= many) {
+      scan_lines<multiplies, many>(call, x + at, y + at, 1);
+      line += many;
     } else {
-      scan_lines<multiplies, 1>(call, x + at, y + at, between);
+      scan_lines<multiplies, 1>(call, x + at, y + at, 1);
       ++line;
     }
   }

@@ -9,7 +9,7 @@
 namespace onnxtrain {
 namespace {
 
-// Columns that a task reduces at least: some cache lines of each row.
+// Columns that a task reduces or scans at least: some cache lines of each row.
 constexpr std::size_t kLeastColumns = 256;
 
 std::vector<std::int64_t> integers_of(const Tensor& tensor) {
@@ -57,7 +57,8 @@ void scan(const Signature& signature, const Call& call, bool multiplies, bool ex
                           inputs[0].data, call.output(0, shape)};
   if (inputs[0].count() == 0) return;
   const auto kernel = kernels()->scan[multiplies][type];
-  for_each_range(call.parallel_for(), product(shape, 0, axis) * lines.inner, items_per_task(lines.size),
+  const std::size_t items = std::max(items_per_task(lines.size), lines.inner == 1 ? 1 : kLeastColumns);
+  for_each_range(call.parallel_for(), product(shape, 0, axis) * lines.inner, items,
                  [&](std::size_t first, std::size_t last) { kernel(lines, first, last); });
 }
 
