@@ -177,10 +177,21 @@ void ScatterElementsNode::compute(const Call& call) const {
         if (i != axis) start += rest % count * inside;
         rest /= count;
       }
-      const std::size_t own = axis == last ? 0 : 1;
-      for (std::size_t j = 0; j < length; ++j) {
-        T& element = y[start + index_from(indices[line * length + j], size) * stride + j * own];
-        element = adds_ ? element + updates[line * length + j] : updates[line * length + j];
+      const std::size_t own = axis == last ? 0 : 1, step = stride, count = length, most = size;
+      const std::int64_t* const at = indices + line * length;
+      const T* const from = updates + line * length;
+      T* const to_line = y + start;
+      const auto each = [&](auto change) {
+        for (std::size_t j = 0; j < count; ++j) {
+          const std::int64_t index = at[j] < 0 ? at[j] + static_cast<std::int64_t>(most) : at[j];
+          if (static_cast<std::uint64_t>(index) >= most) index_from(at[j], most);  // throws
+          change(to_line[static_cast<std::size_t>(index) * step + j * own], from[j]);
+        }
+      };
+      if (adds_) {
+        each([](T& element, T update) { element += update; });
+      } else {
+        each([](T& element, T update) { element = update; });
       }
     }
   };
