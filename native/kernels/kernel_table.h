@@ -73,6 +73,24 @@ struct MaxPoolCall {
   void* dx;
 };
 
+// Over the first axes of x [size, columns], or the last ones of [rows, size].
+enum class ReductionKind : int { kSum, kMean, kSumOfSquares, kProduct };
+inline constexpr int kReductionKinds = 4;
+
+struct ReductionCall {
+  std::size_t size, columns;
+  const void* x;
+  void* y;
+};
+
+// Running sums or products along the middle axis of [outer, size, inner]; y may be the buffer of x.
+struct ScanCall {
+  std::size_t size, inner;
+  bool exclusive, reverse;
+  const void* x;
+  void* y;
+};
+
 // The sums along an axis: element j of the result is the sum over taps t of weights[t, j] * x[first[j] + t].
 struct ResizeAxis {
   std::size_t in, out, taps;
@@ -207,6 +225,9 @@ struct KernelTable {
   RangeKernel<BatchNormalizationCall> batch_normalization_gradient[kElementTypes];
   LayerNormalizationKernel layer_normalization_gradient[kElementTypes];
   RangeKernel<MaxPoolCall> max_pool_gradient[kElementTypes];
+  RangeKernel<ReductionCall> reduce_columns[kReductionKinds][kElementTypes];
+  RangeKernel<ReductionCall> multiply_rows[kElementTypes];  // [rows, size]
+  RangeKernel<ScanCall> scan[2][kElementTypes];  // sums, products
   ResizeKernel resize[kElementTypes];
   RangeKernel<LogSoftmaxCall> log_softmax[kElementTypes];
   RangeKernel<SoftmaxCall> softmax_gradient[kElementTypes];

@@ -20,6 +20,7 @@
 #include "pooling/node.h"
 #include "matmul/node.h"
 #include "recurrent/node.h"
+#include "reduction/node.h"
 #include "resize/node.h"
 #include "softmax/node.h"
 #include "sparse/node.h"
@@ -188,7 +189,14 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<MaxPoolGradientNode>(api, domains.own);
   add_operator<RMSNormalizationGradientNode>(api, domains.own);
   add_operator<ReluGradientNode>(api, domains.own);
+  add_operator<ReductionNode<ReductionKind::kMean>>(api, domains.own);
+  add_operator<ReductionNode<ReductionKind::kProduct>>(api, domains.own);
+  add_operator<ReductionNode<ReductionKind::kSum>>(api, domains.own);
+  add_operator<ReductionNode<ReductionKind::kSumOfSquares>>(api, domains.own);
   add_operator<ResizeByMatricesNode>(api, domains.own);
+  add_operator<ScanNode<false>>(api, domains.own);
+  add_operator<ScanNode<true>>(api, domains.own);
+  add_operator<ScatterElementsNode>(api, domains.own);
   add_operator<SoftmaxCrossEntropyGradientNode>(api, domains.own);
   add_operator<SoftmaxGradientNode>(api, domains.own);
   add_operator<GruNode>(api, domains.own);

@@ -134,6 +134,34 @@ def _has_inner_axes(match: Match) -> Sequence[ir.Attr] | str:
     return list(node.attributes.values()) if fits else "few elements are behind its axis"
 
 
+def _reduces_rows(match: Match) -> Sequence[ir.Attr] | str:
+    """Over the first axes, whose sums have the bits of ONNX Runtime's; products over the last ones, too."""
+    (node,) = match.nodes
+    x, axes, *_ = *node.inputs, None
+    shape = None if x is None or x.dtype not in KERNEL_TYPES else dimensions(x)
+    given = None if axes is None or not shape else match.context.main.wrap(axes).constant()
+    if given is None or shape is None or given.size == 0:
+        return "its axes are not known"
+    reduced = sorted(int(axis) % len(shape) for axis in given)
+    first = list(range(len(reduced)))
+    last = [axis + len(shape) - len(reduced) for axis in first]
+    fits = (
+        len(reduced) < len(shape)
+        and shape[-1] not in (None, 1)
+        and reduced in ([first, last] if node.op_type == "ReduceProd" else [first])
+    )
+    return [a for a in node.attributes.values() if a.name == "keepdims"] if fits else "it reduces other axes"
+
+
+def _indexed(match: Match) -> Sequence[ir.Attr] | str:
+    """Running sums and products, and writing at indices, which ONNX Runtime computes element by element."""
+    (node,) = match.nodes
+    x, indices = node.inputs[:2]
+    fits = x is not None and x.dtype in KERNEL_TYPES and indices is not None and indices.dtype == ir.DataType.INT64
+    adds = node.attributes.get_string("reduction", "none") in ("none", "add")
+    return list(node.attributes.values()) if fits and adds else "its types or its reduction have no kernel"
+
+
 def _packed_weight(match: Match) -> PackedWeight | str:
     """ONNX Runtime repacks low-bit weights, and so holds them twice, or dequantizes a whole one for a matmul."""
     (node,) = match.nodes
@@ -263,6 +291,8 @@ KERNELS = (
     _ours("BatchNormalization", _normalizes),
     Rule(operators("resize", "Resize"), _emit_resize, _mixes_neighbours),
     _ours("LogSoftmax", _has_inner_axes),
+    *(_ours(f"Reduce{name}", _reduces_rows) for name in ("Sum", "Mean", "SumSquare", "Prod")),
+    *(_ours(name, _indexed) for name in ("CumSum", "CumProd", "ScatterElements")),
     Rule(
         operators("low-bit linear layer", "MatMulNBits", domain=MICROSOFT_DOMAIN),
         _emit_packed,
