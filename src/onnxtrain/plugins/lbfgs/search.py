@@ -199,15 +199,15 @@ class _Matrix:
 
     def add(self, s: Vector, y: Vector, curvature: float) -> None:
         """Take a step, and s^T B s for the Hessian B before it."""
-        sy, tau, phi = s @ y, 1.0, 1.0
-        self._scale = sy / (y @ y)
+        sy, tau, phi = float(s @ y), 1.0, 1.0
+        self._scale = scale = sy / float(y @ y)
         if self._h is None:
-            self._h = np.eye(len(s)) * self._scale
+            self._h = np.eye(len(s)) * scale
             hy = self._h @ y
-            yhy = y @ hy
+            yhy = float(y @ hy)
         else:
             hy = self._h @ y
-            yhy = y @ hy
+            yhy = float(y @ hy)
             if not yhy > 0:  # rounded away
                 return self.clear()
             tau, phi = _scaled(curvature / sy, yhy / sy, len(s))
