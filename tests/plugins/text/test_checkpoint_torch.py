@@ -86,14 +86,17 @@ def loaded(folder):
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_computes_the_same_logits(tmp_path, name, dynamo):
+def test_transformers_computes_the_same_logits(tmp_path, capsys, name, dynamo):
     path = exported(tmp_path, name, dynamo=dynamo)
+    capsys.readouterr()
     lora = onnxtrain.Lora(rank=4, targets="all-linear")
     trainer = onnxtrain.Trainer(path, loss="next_token", optimizer="adam(lr=0.01)", lora=lora)
     for _ in range(3):
         trainer.train_step(IDS, IDS)
     trainer.save(tmp_path / "tuned.onnx_adapter")
-    assert main(["adapter", "merge", str(path), f"{tmp_path}/tuned.onnx_adapter", "-o", f"{tmp_path}/merged"]) == 0
+    command = ["adapter", "merge", str(path), f"{tmp_path}/tuned.onnx_adapter", "-o", f"{tmp_path}/merged", "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"written": f"{tmp_path}/merged"}
     ours = trainer.predict(IDS)
     np.testing.assert_allclose(loaded(tmp_path / "merged"), ours, atol=1e-5)
     assert np.abs(onnxtrain.predict(path, IDS) - ours).max() > 0.01
