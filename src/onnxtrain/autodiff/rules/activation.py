@@ -161,7 +161,8 @@ def shrink(node: Node, dy: Value) -> Gradients:
 @register_gradient("Swish")
 def swish(node: Node, dy: Value) -> Gradients:
     """y = x s, s = sigmoid(u), u = a x: dx = dy s (1 + u (1 - s))."""
-    u = node.x * node.attribute("alpha", 1.0)
+    alpha: float = node.attribute("alpha", 1.0)
+    u = node.x * alpha
     s = node.op.Sigmoid(u)
     return dy * (s * (u * (1 - s) + 1))
 

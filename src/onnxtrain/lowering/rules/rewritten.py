@@ -168,8 +168,13 @@ def _spreads(match: Match) -> str | None:
     return None if known == dimensions(match.y) != given else "its exponents have the shape of the result"
 
 
+def _emit_sum(op: Builder, match: Match) -> Value:
+    view = Node(match.nodes[0], op)
+    return view.x + view.input_required(1)
+
+
 write_faster = Rewrite(
-    Rule(operators("sum", "Sum"), lambda op, match: op.Add(*map(op.wrap, match.nodes[0].inputs)), _is_of_two),
+    Rule(operators("sum", "Sum"), _emit_sum, _is_of_two),
     Rule(operators("power", "Pow"), _emit_power, _spreads),
     Rule(operators("product", "Einsum"), _emit, _guard),
     Rule(operators("groups", "GroupNormalization"), _emit_grouped, _grouped),
