@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from benchmark_model import TEXT, VOCABULARY, BenchmarkModel, architecture
 from real_models import REAL
 from recurrent_models import RECURRENT
+from ten_models import TEN
 from zoo_models import ZOO
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ MODELS: dict[str, BenchmarkModel] = {
 
 
 def find_model(name: str) -> BenchmarkModel:
-    """A model of ``MODELS``, ``real_models.py``, ``recurrent_models.py`` or ``zoo_models.py``."""
+    """A model of ``MODELS``, ``real_models.py``, ``recurrent_models.py``, ``zoo_models.py`` or ``ten_models.py``."""
     if name in MODELS:
         return MODELS[name]
-    return (REAL | RECURRENT | ZOO)[name]
+    return (REAL | RECURRENT | ZOO | TEN)[name]

@@ -146,9 +146,9 @@ def _torch_step(case: Case, arrays: Sequence[np.ndarray], random: np.random.Gene
     backward = torch.from_numpy(np.array(cotangent))
 
     def step() -> list[Any]:
-        # A gradient that is the cotangent itself is copied, as a session copies it into its output.
+        # A gradient that is the cotangent itself, or a view that repeats numbers, is written out, as by a session.
         found = torch.autograd.grad(case.peer(*tensors), wanted, backward)
-        return [g.clone() if g.data_ptr() == backward.data_ptr() else g for g in found]
+        return [g.clone() if g.data_ptr() == backward.data_ptr() or 0 in g.stride() else g for g in found]
 
     return step, {"cotangent": cotangent, "y": y.detach().numpy(), "gradients": [g.numpy() for g in step()]}
 

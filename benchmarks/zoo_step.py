@@ -11,25 +11,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import step
 from harness import ForeignLoad, Interpreters, Measurement, warn_when_busy, write_report
 from peers import Task
-from zoo_models import ZOO
+from zoo_models import ZOO, ZooModel
 
 PEERS = ("onnxtrain", "torch", "torch-compile")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    models: Mapping[str, ZooModel] = ZOO,
+    description: str | None = __doc__,
+) -> int:
     """Measure, print the report and write it."""
-    options = step.parse(arguments, ZOO, PEERS, __doc__)
+    options = step.parse(arguments, models, PEERS, description)
     warn_when_busy()
     interpreters = Interpreters(dict(entry.split("=", 1) for entry in options.environment))
     measurements = []
     with ForeignLoad() as foreign:
         for name in options.models:
-            for batch in options.batch or [ZOO[name].size]:
+            for batch in options.batch or [models[name].size]:
                 tasks = [Task(peer, name, batch, options.threads, options.folder) for peer in options.peers]
                 found = step.compare(
                     tasks, interpreters, options.rounds, options.round_seconds, options.reference, options.clock

@@ -122,6 +122,15 @@ def test_the_zoo_is_compared_with_pytorch(models: str) -> None:
 
 
 @pytest.mark.torch
+def test_ten_models_are_compared_with_pytorch(models: str) -> None:
+    arguments = ("--quick", "--models", "experts", "--processor", "--rounds", "2", "--folder", models)
+    text = run("ten_models.py", *arguments, "--peers", "onnxtrain,torch")
+    _, measured = rows(text)
+    assert measured[0] == "mixture of 8 dense experts"
+    assert min(map(float, measured[2:7])) > 0
+
+
+@pytest.mark.torch
 def test_limits_give_the_share_by_model_and_operator(models: str) -> None:
     header, model, *operators = rows(run("limits.py", "--quick", "--models", "tabular_1", "--folder", models))
     assert header[6] == "share"

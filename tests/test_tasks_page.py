@@ -48,7 +48,8 @@ compare runs+in the shell; Jupyter; without a home folder; tab key; gray or with
 GAN; missing labels+several labels; find a learning rate; temperature scaling; gradual unfreezing; mixup; generator;
 mypy+pyright; boxes+COCO; several target columns; class labels+heads of several kinds; folder of shards+stream;
 Monte Carlo dropout; in a server+FastAPI; multilabel y+class_weight; pip install; IPO+SimPO+CPO; ROUGE+exact match;
-ShareGPT+Alpaca+JSON arrays; L-BFGS+physics-informed; NEFTune; Dice and cross-entropy; `Gradient` nodes
+ShareGPT+Alpaca+JSON arrays; L-BFGS+physics-informed; NEFTune; Dice and cross-entropy; `Gradient` nodes; TF-IDF+sparse;
+k folds; EMA+accumulate; label smoothing; warm it up; predictions with ids
 """
 
 

@@ -1,5 +1,7 @@
 #include "elementwise/node.h"
 
+#include <cstdint>
+#include <memory>
 #include <sstream>
 
 #include "ranges.h"
@@ -16,13 +18,18 @@ struct Known {
 
 constexpr Known kKnown[] = {
     {"Abs", ElementwiseStep::kAbs, 1}, {"Add", ElementwiseStep::kAdd, 2},
-    {"Cast", ElementwiseStep::kCast, 1}, {"Div", ElementwiseStep::kDiv, 2},
+    {"Atanh", ElementwiseStep::kAtanh, 1}, {"Cast", ElementwiseStep::kCast, 1},
+    {"Cos", ElementwiseStep::kCos, 1}, {"Cosh", ElementwiseStep::kCosh, 1},
+    {"Div", ElementwiseStep::kDiv, 2}, {"Equal", ElementwiseStep::kEqual, 2},
     {"Exp", ElementwiseStep::kExp, 1}, {"Greater", ElementwiseStep::kGreater, 2},
-    {"Less", ElementwiseStep::kLess, 2}, {"Log1p", ElementwiseStep::kLog1p, 1},
-    {"Max", ElementwiseStep::kMax, 2}, {"Min", ElementwiseStep::kMin, 2},
+    {"Less", ElementwiseStep::kLess, 2}, {"Log", ElementwiseStep::kLog, 1},
+    {"Log1p", ElementwiseStep::kLog1p, 1}, {"Max", ElementwiseStep::kMax, 2},
+    {"Min", ElementwiseStep::kMin, 2}, {"Mod", ElementwiseStep::kMod, 2},
     {"Mul", ElementwiseStep::kMul, 2}, {"Neg", ElementwiseStep::kNeg, 1},
-    {"Relu", ElementwiseStep::kRelu, 1}, {"Sigmoid", ElementwiseStep::kSigmoid, 1},
-    {"Sign", ElementwiseStep::kSign, 1}, {"Sub", ElementwiseStep::kSub, 2},
+    {"Pow", ElementwiseStep::kPow, 2}, {"Relu", ElementwiseStep::kRelu, 1},
+    {"Sigmoid", ElementwiseStep::kSigmoid, 1}, {"Sign", ElementwiseStep::kSign, 1},
+    {"Sin", ElementwiseStep::kSin, 1}, {"Sinh", ElementwiseStep::kSinh, 1},
+    {"Sub", ElementwiseStep::kSub, 2}, {"Tan", ElementwiseStep::kTan, 1},
     {"Where", ElementwiseStep::kWhere, 3},
 };
 
@@ -31,6 +38,24 @@ const Known& operator_of(const std::string& name) {
     if (name == known.name) return known;
   }
   throw std::invalid_argument("attribute 'program' has the operator '" + name + "', which chains do not have.");
+}
+
+// The place of an operator of numbers in the names of pairs; 3 for others.
+std::size_t place_in_pair(ElementwiseStep::Operator what) {
+  return what == ElementwiseStep::kAdd ? 0 : what == ElementwiseStep::kSub ? 1 : what == ElementwiseStep::kMul ? 2 : 3;
+}
+
+// The operator that does the work of two, of which the second reads the first at `operand`; the second one for none.
+ElementwiseStep::Operator pair_of(ElementwiseStep::Operator first, ElementwiseStep::Operator second, std::size_t operand) {
+  if (second == ElementwiseStep::kCast) return first;
+  if (second == ElementwiseStep::kWhere && operand == 0) {
+    if (first == ElementwiseStep::kGreater) return ElementwiseStep::kGreaterWhere;
+    if (first == ElementwiseStep::kLess) return ElementwiseStep::kLessWhere;
+  }
+  if (second == ElementwiseStep::kRelu && first == ElementwiseStep::kMin) return ElementwiseStep::kMinRelu;
+  const std::size_t f = place_in_pair(first), s = place_in_pair(second);
+  if (f == 3 || s == 3) return second;
+  return static_cast<ElementwiseStep::Operator>(ElementwiseStep::kAddAdd + 4 * f + (s == 1 && operand == 1 ? 3 : s));
 }
 
 }  // namespace
@@ -68,6 +93,38 @@ ElementwiseNode::ElementwiseNode(const Attributes& attributes) {
     throw std::invalid_argument("attribute 'program' has " + std::to_string(steps_.size()) + " steps: a chain has 1 to " +
                                 std::to_string(kMostChainSteps) + ".");
   }
+  join_pairs();
+}
+
+void ElementwiseNode::join_pairs() {
+  std::vector<std::size_t> readers(steps_.size(), 0), places(steps_.size(), 0);
+  for (const Step& step : steps_) {
+    for (const Operand& operand : step.operands) if (operand.is_step) ++readers[operand.index];
+  }
+  std::vector<bool> joined(steps_.size(), false);
+  for (Step& step : steps_) {
+    for (std::size_t o = 0; o < step.operands.size(); ++o) {
+      const Operand read = step.operands[o];
+      if (!read.is_step || readers[read.index] != 1) continue;
+      const Step& first = steps_[read.index];
+      const ElementwiseStep::Operator both = pair_of(first.what, step.what, o);
+      if (both == step.what) continue;
+      std::vector<Operand> operands = first.operands;
+      step.operands.erase(step.operands.begin() + static_cast<std::ptrdiff_t>(o));
+      operands.insert(operands.end(), step.operands.begin(), step.operands.end());
+      step = {both, operands};
+      joined[read.index] = true;
+      break;
+    }
+  }
+  std::vector<Step> kept;
+  for (std::size_t s = 0; s < steps_.size(); ++s) {
+    places[s] = kept.size();
+    if (joined[s]) continue;
+    for (Operand& operand : steps_[s].operands) operand.index = operand.is_step ? places[operand.index] : operand.index;
+    kept.push_back(steps_[s]);
+  }
+  steps_ = kept;
 }
 
 void ElementwiseNode::compute(const Call& call) const {
@@ -97,8 +154,10 @@ void ElementwiseNode::compute(const Call& call) const {
   const auto kernel = kernels()->elementwise[type];
   const std::size_t space = (chain.inputs + chain.steps) * tuning::kChainElements * size_of(type);
   for_each_range(call.parallel_for(), inputs[0].count(), tuning::kTaskElements, [&](std::size_t first, std::size_t last) {
-    std::vector<unsigned char> scratch(space);
-    kernel(chain, first, last, scratch.data());
+    constexpr std::size_t kLine = 64;  // vectors of AVX-512 that lie across lines of the cache take twice the time
+    const auto scratch = std::make_unique_for_overwrite<unsigned char[]>(space + kLine);
+    const auto address = reinterpret_cast<std::uintptr_t>(scratch.get());
+    kernel(chain, first, last, scratch.get() + (kLine - address % kLine));
   });
 }
 

@@ -25,6 +25,9 @@ class ElementwiseNode final : public FusedNode {
     ElementwiseStep::Operator what;
     std::vector<Operand> operands;
   };
+  // Joins a step and the only one that reads it where one operator does both, with the same rounding.
+  void join_pairs();
+
   std::vector<Step> steps_;
 };
 

@@ -142,6 +142,70 @@ void GatherGradientNode::compute(const Call& call) const {
   });
 }
 
+const Signature ScatterElementsNode::kSignature = {
+    "ScatterElements", {"data", "indices", "updates"}, 3, 1, {0}, {{0, 0}}, {ort::kTypeUndefined, ort::kTypeInt64}};
+
+ScatterElementsNode::ScatterElementsNode(const Attributes& attributes)
+    : axis_(attributes.integer("axis", 0)), adds_(attributes.text("reduction", "none") == "add") {}
+
+void ScatterElementsNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  inputs.require_same_type(2, 0);
+  inputs.require_same_shape(2, 1);
+  const std::vector<std::int64_t>&shape = inputs[0].shape, &given = inputs[1].shape;
+  const std::size_t axis = axis_of(axis_, shape), last = shape.size() - 1;
+  bool fits = given.size() == shape.size();
+  for (std::size_t i = 0; fits && i <= last; ++i) fits = i == axis || given[i] <= shape[i];
+  if (!fits) {
+    throw std::invalid_argument("input 1 (indices) has shape " + text_of(given) + ", and must fit into that of the data, " +
+                                text_of(shape) + ".");
+  }
+  auto* const to = static_cast<unsigned char*>(call.output(0, shape));
+  if (to != inputs[0].data) std::memcpy(to, inputs[0].data, inputs[0].count() * size_of(type));
+  if (inputs[1].count() == 0) return;
+  const std::size_t rows = product(given, axis, last), length = static_cast<std::size_t>(given[last]);
+  const std::size_t stride = product(shape, axis + 1, shape.size()), size = static_cast<std::size_t>(shape[axis]);
+  const auto write = [&]<typename T>(T* y, std::size_t first, std::size_t end) {
+    const T* updates = static_cast<const T*>(inputs[2].data);
+    const auto* indices = static_cast<const std::int64_t*>(inputs[1].data);
+    for (std::size_t line = first * rows; line < end * rows; ++line) {  // along the last axis
+      std::size_t start = 0, rest = line, inside = 1;  // where it begins in the data
+      for (std::size_t i = last + 1; i-- > 0; inside *= static_cast<std::size_t>(shape[i])) {
+        if (i == last) continue;
+        const auto count = static_cast<std::size_t>(given[i]);
+        if (i != axis) start += rest % count * inside;
+        rest /= count;
+      }
+      const std::size_t own = axis == last ? 0 : 1, step = stride, count = length, most = size;
+      const std::int64_t* const at = indices + line * length;
+      const T* const from = updates + line * length;
+      T* const to_line = y + start;
+      const auto each = [&](auto change) {
+        for (std::size_t j = 0; j < count; ++j) {
+          const std::int64_t index = at[j] < 0 ? at[j] + static_cast<std::int64_t>(most) : at[j];
+          if (static_cast<std::uint64_t>(index) >= most) index_from(at[j], most);  // throws
+          change(to_line[static_cast<std::size_t>(index) * step + j * own], from[j]);
+        }
+      };
+      if (adds_) {
+        each([](T& element, T update) { element += update; });
+      } else {
+        each([](T& element, T update) { element = update; });
+      }
+    }
+  };
+  const std::size_t outer = axis == last ? product(given, 0, last) : product(given, 0, axis);
+  const std::size_t each = axis == last ? length : checked_product(rows, length);
+  for_each_range(call.parallel_for(), outer, items_per_task(each), [&](std::size_t first, std::size_t end) {
+    if (type == kFloat) {
+      write(reinterpret_cast<float*>(to), first, end);
+    } else {
+      write(reinterpret_cast<double*>(to), first, end);
+    }
+  });
+}
+
 const Signature GatherConcatNode::kSignature = {
     "GatherConcat", {"data", "indices", "x"}, 3, 1, {-1}, {}, {ort::kTypeUndefined, ort::kTypeInt64}};
 

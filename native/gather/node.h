@@ -18,6 +18,19 @@ class GatherGradientNode final : public FusedNode {
   std::int64_t axis_;
 };
 
+// Data with the updates written or added, in order, at indices along an axis: the standard operator, of floats.
+class ScatterElementsNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit ScatterElementsNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t axis_;
+  bool adds_;
+};
+
 // Rows of data [rows, width] at the indices [count, each], side by side, behind or (if `before` is 0) in front of the
 // columns of x: y [count, columns of x + each width].
 class GatherConcatNode final : public FusedNode {

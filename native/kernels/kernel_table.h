@@ -73,6 +73,24 @@ struct MaxPoolCall {
   void* dx;
 };
 
+// Over the first axes of x [size, columns], or the last ones of [rows, size].
+enum class ReductionKind : int { kSum, kMean, kSumOfSquares, kProduct };
+inline constexpr int kReductionKinds = 4;
+
+struct ReductionCall {
+  std::size_t size, columns;
+  const void* x;
+  void* y;
+};
+
+// Running sums or products along the middle axis of [outer, size, inner]; y may be the buffer of x.
+struct ScanCall {
+  std::size_t size, inner;
+  bool exclusive, reverse;
+  const void* x;
+  void* y;
+};
+
 // The sums along an axis: element j of the result is the sum over taps t of weights[t, j] * x[first[j] + t].
 struct ResizeAxis {
   std::size_t in, out, taps;
@@ -129,10 +147,14 @@ inline constexpr std::size_t kMostChainInputs = 8, kMostChainSteps = 16;
 // One step of a chain of element-wise operators: operands are inputs, then earlier steps.
 struct ElementwiseStep {
   enum Operator {
-    kAbs, kAdd, kCast, kDiv, kExp, kGreater, kLess, kLog1p, kMax, kMin, kMul, kNeg, kRelu, kSigmoid, kSign, kSub, kWhere
+    kAbs, kAdd, kAtanh, kCast, kCos, kCosh, kDiv, kEqual, kExp, kGreater, kLess, kLog, kLog1p, kMax, kMin, kMod, kMul, kNeg,
+    kPow, kRelu, kSigmoid, kSign, kSin, kSinh, kSub, kTan, kWhere,
+    // Two steps in one, with the operands of both: of numbers, the second of the sum and one more; Where of a comparison.
+    kAddAdd, kAddSub, kAddMul, kAddFrom, kSubAdd, kSubSub, kSubMul, kSubFrom, kMulAdd, kMulSub, kMulMul, kMulFrom,
+    kGreaterWhere, kLessWhere, kMinRelu
   };
   Operator what;
-  std::size_t operands[3];
+  std::size_t operands[4];
 };
 
 // A chain; an input with one element counts for all.
@@ -180,6 +202,7 @@ struct OptimizerKernels;
 struct MatmulTable;
 struct RecurrentTable;
 struct SparseTable;
+struct TransformTable;
 
 struct KernelTable {
   const char* instruction_set;
@@ -202,6 +225,9 @@ struct KernelTable {
   RangeKernel<BatchNormalizationCall> batch_normalization_gradient[kElementTypes];
   LayerNormalizationKernel layer_normalization_gradient[kElementTypes];
   RangeKernel<MaxPoolCall> max_pool_gradient[kElementTypes];
+  RangeKernel<ReductionCall> reduce_columns[kReductionKinds][kElementTypes];
+  RangeKernel<ReductionCall> multiply_rows[kElementTypes];  // [rows, size]
+  RangeKernel<ScanCall> scan[2][kElementTypes];  // sums, products
   ResizeKernel resize[kElementTypes];
   RangeKernel<LogSoftmaxCall> log_softmax[kElementTypes];
   RangeKernel<SoftmaxCall> softmax_gradient[kElementTypes];
@@ -217,6 +243,7 @@ struct KernelTable {
   const Bfloat16Convolution* bfloat16_convolution;
   const RecurrentTable* recurrent;
   const SparseTable* sparse;
+  const TransformTable* transforms;
 };
 
 // Returns the best table for this CPU, or the one named by the environment variable ONNXTRAIN_INSTRUCTION_SET. Returns

@@ -18,6 +18,7 @@
 #include "optimizers/prepare_gradient.h"
 #include "optimizers/rule.h"
 #include "pooling/kernels.h"
+#include "reduction/kernels.h"
 #include "resize/kernels.h"
 #include "softmax/kernels.h"
 
@@ -31,6 +32,7 @@ extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
 extern const MatmulTable ONNXTRAIN_OF_SET(kProduct_);
 extern const RecurrentTable ONNXTRAIN_OF_SET(kRecurrent_);
 extern const SparseTable ONNXTRAIN_OF_SET(kSparse_);
+extern const TransformTable ONNXTRAIN_OF_SET(kTransforms_);
 extern const KernelTable ONNXTRAIN_OF_SET(kKernels_);
 
 const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
@@ -55,6 +57,13 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .batch_normalization_gradient = {batch_normalization_gradient<float>, batch_normalization_gradient<double>},
     .layer_normalization_gradient = {layer_normalization_gradient<float>, layer_normalization_gradient<double>},
     .max_pool_gradient = {max_pool_gradient<float>, max_pool_gradient<double>},
+    .reduce_columns =
+        {{reduce_columns<ReductionKind::kSum, float>, reduce_columns<ReductionKind::kSum, double>},
+         {reduce_columns<ReductionKind::kMean, float>, reduce_columns<ReductionKind::kMean, double>},
+         {reduce_columns<ReductionKind::kSumOfSquares, float>, reduce_columns<ReductionKind::kSumOfSquares, double>},
+         {reduce_columns<ReductionKind::kProduct, float>, reduce_columns<ReductionKind::kProduct, double>}},
+    .multiply_rows = {multiply_rows<float>, multiply_rows<double>},
+    .scan = {{scan<false, float>, scan<false, double>}, {scan<true, float>, scan<true, double>}},
     .resize = {resize<float>, resize<double>},
     .log_softmax = {log_softmax<float>, log_softmax<double>},
     .softmax_gradient = {softmax_gradient<float, false>, softmax_gradient<double, false>},
@@ -69,6 +78,7 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .bfloat16_convolution = &ONNXTRAIN_OF_SET(kBfloat16Convolution_),
     .recurrent = &ONNXTRAIN_OF_SET(kRecurrent_),
     .sparse = &ONNXTRAIN_OF_SET(kSparse_),
+    .transforms = &ONNXTRAIN_OF_SET(kTransforms_),
 };
 
 }  // namespace onnxtrain

@@ -20,9 +20,11 @@
 #include "pooling/node.h"
 #include "matmul/node.h"
 #include "recurrent/node.h"
+#include "reduction/node.h"
 #include "resize/node.h"
 #include "softmax/node.h"
 #include "sparse/node.h"
+#include "transforms/node.h"
 
 namespace onnxtrain {
 namespace {
@@ -168,10 +170,14 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<ConvInputGradientNode>(api, domains.own);
   add_operator<ConvWeightGradientNode>(api, domains.own);
   add_operator<CountedDropoutNode>(api, domains.own);
+  add_operator<DetGradientNode>(api, domains.own);
   add_operator<ElementwiseNode>(api, domains.own);
+  add_operator<FourierNode>(api, domains.own);
   add_operator<GatherConcatNode>(api, domains.own);
   add_operator<GatherGradientNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
+  add_operator<GridSampleNode>(api, domains.own);
+  add_operator<GridSampleGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);
   add_operator_with_weights<LinearNode>(api, domains.own);
   add_operator_with_weights<LinearGradientNode>(api, domains.own);
@@ -183,7 +189,14 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<MaxPoolGradientNode>(api, domains.own);
   add_operator<RMSNormalizationGradientNode>(api, domains.own);
   add_operator<ReluGradientNode>(api, domains.own);
+  add_operator<ReductionNode<ReductionKind::kMean>>(api, domains.own);
+  add_operator<ReductionNode<ReductionKind::kProduct>>(api, domains.own);
+  add_operator<ReductionNode<ReductionKind::kSum>>(api, domains.own);
+  add_operator<ReductionNode<ReductionKind::kSumOfSquares>>(api, domains.own);
   add_operator<ResizeByMatricesNode>(api, domains.own);
+  add_operator<ScanNode<false>>(api, domains.own);
+  add_operator<ScanNode<true>>(api, domains.own);
+  add_operator<ScatterElementsNode>(api, domains.own);
   add_operator<SoftmaxCrossEntropyGradientNode>(api, domains.own);
   add_operator<SoftmaxGradientNode>(api, domains.own);
   add_operator<GruNode>(api, domains.own);

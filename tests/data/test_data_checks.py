@@ -12,6 +12,7 @@ from onnxtrain.data import (
     open_dataset,
     split_validation,
 )
+from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.naming import Wanted
 from onnxtrain.data.target_checks import LabelCheck
 from onnxtrain.errors import DataError
@@ -67,6 +68,17 @@ def test_types_that_do_not_convert(found, needed, hint):
     message = rf"input 'x' has type .*, but the model needs {np.dtype(needed)}: {hint} \(array\.astype\)"
     with pytest.raises(DataError, match=message):
         open_dataset({"x": values}, [TensorSpec("x", np.dtype(needed))], need_target=False)
+
+
+def test_objects_that_are_numbers_are_numbers():
+    table = np.empty((2, 2), object)  # of a table of integers and truth values
+    table[:] = [[2**60 + 1, True], [3, False]]
+    found = to_numpy(table, "the table")
+    assert found.dtype == np.int64
+    assert found.tolist() == [[2**60 + 1, 1], [3, 0]]
+    for wrong in ([1, None], [1, "a"], [2**70, 1], [1, 1j]):
+        with pytest.raises(DataError):
+            to_numpy(np.array(wrong, object), "x")
 
 
 def test_text_for_a_text_input():

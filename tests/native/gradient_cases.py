@@ -198,13 +198,23 @@ def batch_normalization_with_activation(rng: np.random.Generator) -> Case:
     return Case("BatchNormalization", feeds, attributes, 5, expected if legal else None)
 
 
+CHAINED_FUNCTIONS = [
+    *("Abs", "Atanh", "Cast", "Cos", "Cosh", "Exp", "Log", "Log1p", "Neg", "Relu", "Sigmoid", "Sign", "Sin", "Sinh"),
+    "Tan",
+]
+CHAINED = [
+    *CHAINED_FUNCTIONS,
+    *("Add", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mod", "Mul", "Pow", "Sub", "Where"),
+]
+
+
 def chain(rng: np.random.Generator) -> Case:
     shape, dtype = any_shape(rng), element_type(rng)
     steps: list[str] = []
     for place in range(int(rng.integers(1, 17))):
         names = [f"x{i}" for i in range(3)] + [f"s{i}" for i in range(place)]
-        operator = pick(rng, "Abs", "Add", "Greater", "Less", "Mul", "Neg", "Relu", "Sigmoid", "Sub", "Where")
-        count = {"Where": 3, "Abs": 1, "Neg": 1, "Relu": 1, "Sigmoid": 1}.get(operator, 2)
+        operator = pick(rng, *CHAINED)
+        count = {"Where": 3, **dict.fromkeys(CHAINED_FUNCTIONS, 1)}.get(operator, 2)
         steps.append(" ".join([operator, *(pick(rng, *names) for _ in range(count))]))
     if rng.random() < 0.3:
         steps.append(

@@ -16,9 +16,13 @@ INPUTS = {
     "BatchNormalizationGradient": ("dy", "x", "scale", "mean", "variance", "bias", "other"),
     "ClipGradient": ("dy", "x", "min", "max"),
     "CountedDropout": ("x", "ratio", "count"),
+    "DetGradient": ("dy", "x"),
     "Elementwise": ("x0", "x1", "x2"),
+    "Fourier": ("x",),
     "GatherGradient": ("dy", "indices", "shape", "other", "taken"),
     "GeluGradient": ("dy", "x", "factor"),
+    "GridSample": ("x", "grid"),
+    "GridSampleGradient": ("dy", "x", "grid"),
     "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
     "LogSoftmax": ("x",),
     "LogSoftmaxGradient": ("dy", "y"),
@@ -35,6 +39,7 @@ OUTPUTS = {
     "BatchNormalizationGradient": 3,
     "ClipGradient": 2,
     "GeluGradient": 2,
+    "GridSampleGradient": 2,
     "LayerNormalizationGradient": 4,
     "RMSNormalizationGradient": 3,
 }
@@ -72,6 +77,15 @@ STEPS = {
     "Greater": np.greater,
     "Less": np.less,
     "Mul": np.multiply,
+    "Cos": np.cos,
+    "Cosh": np.cosh,
+    "Log": np.log,
+    "Min": np.minimum,
+    "Mod": np.fmod,
+    "Pow": np.power,
+    "Sin": np.sin,
+    "Sinh": np.sinh,
+    "Tan": np.tan,
     "Neg": np.negative,
     "Relu": lambda x: np.maximum(x, 0),
     "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -189,6 +203,78 @@ def log_softmax_forward(x, axis=-1):
     (x,) = wide(x)
     shifted = x - x.max(axis, keepdims=True)
     return [shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))]
+
+
+def determinant(dy, x):
+    """dy times the cofactors of x."""
+    dy, x = wide(dy, x)
+    cofactors, size = np.zeros_like(x), x.shape[-1]
+    for i, j in itertools.product(range(size), repeat=2):
+        minor = np.delete(np.delete(x, i, -2), j, -1)
+        cofactors[..., i, j] = (-1) ** (i + j) * np.linalg.det(minor)
+    return [dy[..., None, None] * cofactors]
+
+
+def fourier(x, axis, length, bins, parts, inverse=0, divided=0):
+    (x,) = wide(x)
+    given = x[..., 0] + (1j * x[..., 1] if x.shape[-1] == 2 else 0)
+    found = np.fft.ifft(given, length, axis) * length if inverse else np.fft.fft(given, length, axis)
+    found = np.take(found, range(bins), axis) / (length if divided else 1)
+    return [np.stack([found.real, found.imag], -1)[..., :parts]]
+
+
+def axis_taps(points, size, padding_mode, align_corners):
+    """Indices, weights and slopes [2, points] of the two pixels near each point, along one axis."""
+    low, high = (0, size - 1) if align_corners else (-0.5, size - 0.5)
+    slope = np.full_like(points, (size - 1 if align_corners else size) / 2)
+    position = (points + 1) * slope - (0 if align_corners else 0.5)
+
+    def reflected(value):
+        span = max(high - low, 1)
+        distance, before = np.abs(value - low), value < low
+        odd = distance // span % 2 == 1
+        return np.where(odd, span - distance % span, distance % span) + low, np.where(odd != before, -1, 1)
+
+    if padding_mode == "reflection":
+        position, sign = reflected(position)
+        slope = slope * sign
+    elif padding_mode == "border":
+        slope = np.where((position < low) | (position > high), 0, slope)
+        position = np.where((position < low) | (position > high), np.clip(position, 0, size - 1), position)
+    first = np.floor(position)
+    index = np.stack([first, first + 1])
+    weight, change = np.stack([1 - (position - first), position - first]), np.stack([-slope, slope])
+    if padding_mode == "zeros":
+        inside = (index >= 0) & (index < size)
+        weight, change = weight * inside, change * inside
+    elif padding_mode == "reflection":
+        index = reflected(index)[0]
+    return np.clip(index, 0, size - 1).astype(int), weight, change
+
+
+def grid_sample(x, grid, padding_mode="zeros", align_corners=0):
+    return _sampled(x, grid, None, padding_mode, align_corners)[:1]
+
+
+def grid_sample_gradient(dy, x, grid, padding_mode="zeros", align_corners=0):
+    return _sampled(x, grid, dy, padding_mode, align_corners)[1:]
+
+
+def _sampled(x, grid, dy, padding_mode, align_corners):
+    x, grid = wide(x, grid)
+    dy = np.zeros((*x.shape[:2], *grid.shape[1:3])) if dy is None else wide(dy)[0]
+    y, dx, dgrid = np.zeros_like(dy), np.zeros_like(x), np.zeros_like(grid)
+    for n in range(len(x)):
+        columns = axis_taps(grid[n, ..., 0], x.shape[3], padding_mode, align_corners)
+        rows = axis_taps(grid[n, ..., 1], x.shape[2], padding_mode, align_corners)
+        for i, j in itertools.product(range(2), repeat=2):
+            at, weight = (rows[0][i], columns[0][j]), rows[1][i] * columns[1][j]
+            y[n] += weight * x[n][:, *at]
+            for channel in range(x.shape[1]):
+                np.add.at(dx[n, channel], at, weight * dy[n, channel])
+            pull = (x[n][:, *at] * dy[n]).sum(0)
+            dgrid[n] += np.stack([rows[1][i] * columns[2][j] * pull, rows[2][i] * columns[1][j] * pull], -1)
+    return [y, dx, dgrid]
 
 
 def softmax(dy, y, axis=-1):

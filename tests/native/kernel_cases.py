@@ -21,6 +21,7 @@ from gradient_cases import (
 from kernel_case import Case, pick
 from layer_cases import attention, attention_gradient, linear, linear_gradient, low_bit, recurrent, wide_attention
 from sparse_cases import pooled_convolution, sparse_convolution, sparse_linear, transposed_rows
+from transform_cases import determinant, fourier, samples
 from update_cases import after, optimizer
 from window_cases import convolution, max_pool, max_pool_same
 from window_cases import sweep as sweep
@@ -29,7 +30,8 @@ DRAWS: tuple[Callable[[np.random.Generator], Case], ...] = (
     convolution, convolution, convolution, max_pool, max_pool_same, gather, gather_concat, softmax, log_softmax, resize,
     cross_entropy, elementwise, chain, normalization, batch_normalization, batch_normalization_with_activation,
     attention, attention_gradient, wide_attention, linear, linear_gradient, low_bit, optimizer, recurrent, recurrent,
-    after, sparse_linear, sparse_convolution, pooled_convolution, transposed_rows,
+    after, sparse_linear, sparse_convolution, pooled_convolution, transposed_rows, fourier, samples, samples,
+    determinant,
 )  # fmt: skip
 
 

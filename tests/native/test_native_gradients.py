@@ -166,6 +166,8 @@ def test_gelu_over_its_range(instruction_set, library_path, approximate, dtype):
 
 SILU = "Sigmoid x1;Sub x2 s0;Mul x1 s1;Add s2 x2;Mul s0 s3;Mul x0 s4"
 OTHERS = "Abs x0;Less s0 x2;Neg x1;Relu s2;Greater x1 x0;Cast s4;Where s1 s3 s5;Div s6 x2"
+FUNCTIONS_OF_ONE = "Sin x0;Cos x1;Mul s0 s1;Tan x2;Add s2 s3;Sinh x0;Cosh x1;Sub s5 s6;Mul s4 s7"
+FUNCTIONS_OF_TWO = "Abs x0;Add s0 x2;Pow s1 x1;Log s1;Min s3 x2;Relu s4;Mod x1 s1;Sub s2 s6;Sub s7 s5"
 
 
 def examples(dtype):
@@ -178,6 +180,7 @@ def examples(dtype):
     indices = np.random.default_rng(6).integers(-50, 50, (30, 31))
     labels = np.random.default_rng(7).integers(0, 77, (500, 1))
     resized = reference.band(21, 40, 2, dtype), reference.band(35, 70, 3, dtype)
+    grid, back = draw((3, 11, 10, 2), dtype, 3) * dtype(0.6), {"inverse": 1, "divided": 1}
     return [
         ("BatchNormalizationGradient", statistics, {}),
         ("BatchNormalizationGradient", statistics[:3], {}),
@@ -186,6 +189,8 @@ def examples(dtype):
         ("CountedDropout", (rows, np.asarray(dtype(0.25)), np.asarray(2**40 + 3)), {"seed": 2**61 + 5}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(1))), {"program": SILU}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": OTHERS}),
+        ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": FUNCTIONS_OF_ONE}),
+        ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": FUNCTIONS_OF_TWO}),
         ("GatherGradient", (draw((30, 31, 45), dtype, 7), indices, np.array([50, 45])), {"axis": 0}),
         (
             "GatherGradient",
@@ -218,6 +223,14 @@ def examples(dtype):
         ("ResizeByMatrices", (draw((3, 20, 21, 35), dtype, 1), *resized), {}),
         ("ResizeByMatrices", (draw((3, 20, 40, 70), dtype, 2), *resized), {"transposed": 1}),
         ("LogSoftmax", (draw((7, 19, 501), dtype, 1, 4),), {"axis": 1}),
+        ("DetGradient", (draw((60,), dtype, 1), draw((60, 7, 7), dtype, 2)), {}),
+        ("Fourier", (draw((77, 60, 1), dtype, 1),), {"axis": 1, "length": 64, "bins": 33, "parts": 2}),
+        ("Fourier", (draw((5, 77, 3, 2), dtype, 1),), {"axis": 1, "length": 77, "bins": 70, "parts": 1, **back}),
+        *(
+            (operator, (*given, draw((3, 19, 9, 8), dtype, 2), grid), {"padding_mode": mode, "align_corners": corners})
+            for operator, given in (("GridSample", ()), ("GridSampleGradient", (draw((3, 19, 11, 10), dtype, 1),)))
+            for mode, corners in (("zeros", 0), ("border", 0), ("reflection", 0), ("reflection", 1))
+        ),
     ]
 
 
@@ -229,9 +242,13 @@ FUNCTIONS = {
     "BatchNormalizationGradient": reference.batch_normalization,
     "ClipGradient": reference.clip,
     "CountedDropout": reference.counted_dropout,
+    "DetGradient": reference.determinant,
     "Elementwise": reference.elementwise,
+    "Fourier": reference.fourier,
     "GatherGradient": reference.gather,
     "GeluGradient": reference.gelu,
+    "GridSample": reference.grid_sample,
+    "GridSampleGradient": reference.grid_sample_gradient,
     "LayerNormalizationGradient": reference.layer_normalization,
     "LogSoftmax": reference.log_softmax_forward,
     "LogSoftmaxGradient": reference.log_softmax,
@@ -267,7 +284,7 @@ def test_every_operator_with_a_kernel_is_tested():
         )
     }
     elsewhere.add("BatchNormalization")
-    assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS) - {"LogSoftmax"}
+    assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS) - {"LogSoftmax", "GridSample"}
 
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])

@@ -157,3 +157,24 @@ def test_a_sum_of_exponentials_of_the_largest_numbers(dtype):
     y, gradient = session(graph).run(None, {"x": x})
     np.testing.assert_array_equal(y, [most, -most, -np.inf, np.inf])
     np.testing.assert_array_equal(gradient[:2], [[1, 0], [0.5, 0.5]])
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 1), (1, 4), (3, 4), ()])
+def test_powers_of_a_row_are_chains(shape):
+    """Values and gradients are NumPy's, also where the exponent is 0."""
+    random = np.random.default_rng(0)
+    x = random.uniform(0.1, 2, (3, 4)).astype(np.float32)
+    b = np.asarray(random.uniform(-2, 2, shape), np.float32)
+    b.flat[0], cotangent = 0, random.normal(size=x.shape).astype(np.float32)
+    inputs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, a.shape) for n, a in (("x0", x), ("x1", b))]
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, x.shape)
+    graph = helper.make_graph([helper.make_node("Pow", ["x0", "x1"], ["y"])], "power", inputs, [output])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    steps = testing.projected_gradient(proto, ["x0", "x1"], {"y": cotangent}, kernels=True)
+    assert not any(node.op_type == "Pow" for node in steps.graph.node)
+    y, dx, db = session(steps).run(None, {"x0": x, "x1": b})
+    np.testing.assert_allclose(y, x**b, rtol=1e-6)
+    np.testing.assert_allclose(dx, cotangent * b * x ** (b - 1), rtol=1e-5, atol=1e-6)
+    axes = tuple(a for a in range(2) if b.ndim < 2 - a or b.shape[a - 2] == 1)
+    total = (cotangent * x**b * np.log(x)).sum(axes).reshape(shape)
+    np.testing.assert_allclose(db, total, rtol=1e-5, atol=1e-5)

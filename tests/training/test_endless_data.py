@@ -86,6 +86,9 @@ def test_data_that_end_too_early_and_no_steps_are_refused() -> None:
         trainer().fit((batch for batch in BATCHES), steps_per_epoch=len(BATCHES) + 1, progress=False)
     with pytest.raises(onnxtrain.errors.OptionError, match="steps_per_epoch is 0; it needs a number of at least 1"):
         trainer().fit(X, Y, steps_per_epoch=0)
+    for steps in (1.5, 2.0):
+        with pytest.raises(onnxtrain.errors.OptionError, match=rf"steps_per_epoch is {steps}; it needs a whole number"):
+            trainer().fit(X, Y, steps_per_epoch=steps)
 
 
 @pytest.mark.parametrize("source", ["endless iterator", "arrays"])

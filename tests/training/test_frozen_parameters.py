@@ -136,6 +136,20 @@ def test_an_adversarial_pair_shares_weights_by_one_line():
         other.set_weights({"nothing": np.zeros(1, np.float32)})
 
 
+def test_a_frozen_weight_of_another_shape_changes_nothing():
+    trainer = onnxtrain.Trainer(mlp((4, 8, 2)), loss="cross_entropy", optimizer="adam", freeze="layer1.*")
+    trainer.train_step(X, Y % 2)
+    before = trainer.state_dict()
+    for name, array in (("layer1.bias", np.ones(9, np.float32)), ("layer1.weight", np.ones((4, 8)))):
+        with pytest.raises(OptionError, match=f"The parameter '{name}' is .*; got"):
+            trainer.set_weights({"layer2.bias": np.full(2, 5, np.float32), name: array})
+        after = trainer.state_dict()
+        assert list(after) == list(before)
+        assert all(np.array_equal(array, before[key]) for key, array in after.items())
+        assert not any(key.startswith("layer1") for key in trainer.weights)
+    trainer.train_step(X, Y % 2)
+
+
 def test_an_actor_and_a_critic_share_their_trunk():
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18]> m (float[N,4] x) => (float[N,2] action, float[N,1] value)

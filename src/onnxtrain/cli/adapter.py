@@ -143,7 +143,8 @@ def command(
     output = settings.output
     assert output is not None
     if action == "merge" and not output.suffix:
-        COMMANDS["checkpoint"].command(model, adapter, output=output, base_model=settings.base_model)
+        base = settings.base_model
+        COMMANDS["checkpoint"].command(model, adapter, output=output, base_model=base, json_output=json_output)
         return
     paths.check_paths(
         {

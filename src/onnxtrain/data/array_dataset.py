@@ -19,7 +19,7 @@ from onnxtrain.data.base import (
     epoch_order,
     permutation,
 )
-from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, symbol_sizes, time_first
+from onnxtrain.data.conversion import Array, LazyRows, TensorSpec, check_symbols, symbol_sizes, time_first
 from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, row_sums, sampled
 from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
@@ -52,7 +52,7 @@ class ArrayDataset(Dataset):
         if targets is not None:
             self._arrays[None] = Column.checked(targets, None, "the target array")
         given: list[object] = [column.array for column in self._columns]
-        self.pixels = next((array.pixels for array in given if isinstance(array, Rescaled)), None)
+        self.pixels = next((array.pixels for array in given if isinstance(array, LazyRows)), None)
         self._time_first = time_first(specs)
         self._indices: Array | None = None
         self._validated: tuple[object, ...] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -19,10 +20,26 @@ from onnxtrain.runtime.failures import outside_of_table
 Array = npt.NDArray[Any]
 
 
-class Rescaled:
-    """Array of bytes that reads as ``stored * scale + shift`` in float32: a quarter of the memory."""
+class LazyRows(ABC):
+    """Array whose rows are computed when they are read; its ``dtype``, ``shape`` and ``ndim`` are known before."""
 
-    dtype: Final = np.dtype(np.float32)
+    dtype: np.dtype[Any] = np.dtype(np.float32)
+    shape: tuple[int, ...]
+    pixels: Pixels | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, rows: Any) -> Array:
+        """Return some rows, or all of a slice."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
+class Rescaled(LazyRows):
+    """Array of bytes that reads as ``stored * scale + shift`` in float32: a quarter of the memory."""
 
     def __init__(self, stored: Array, scale: Array, shift: Array, pixels: Pixels | None = None) -> None:
         self._stored, self.pixels = stored, pixels
@@ -30,17 +47,11 @@ class Rescaled:
         self.shape, self.ndim = stored.shape, stored.ndim
         self.base = stored
 
-    def __len__(self) -> int:
-        return len(self._stored)
-
     def __getitem__(self, rows: Any) -> Array:
         values = self._stored[rows].astype(np.float32)
         values *= self._scale
         values += self._shift
         return np.asarray(values)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self[:].astype(dtype or self.dtype, copy=False)
 
 
 # Kinds of data that convert to each kind of input. Floats never become integers, which would lose fractions.
@@ -169,6 +180,9 @@ def to_numpy(value: object, subject: str, hint: str = "", *, may_miss: bool = Fa
     if array.dtype == object and not all(isinstance(item, str) for item in array.flat):
         if may_miss and (filled := _filled(array)) is not None:
             return filled
+        are_numbers = all(isinstance(item, int | float | np.number | np.bool_) for item in array.flat)
+        if are_numbers and (numbers := np.array(array.tolist())).dtype != object:  # of a table of several types
+            return numbers
         if (row := _missing_text(array)) is not None:
             raise DataError(
                 f"{subject} has no value at row {row} ({array.flat[row]!r} among texts); leave the row out, or fill in "
@@ -203,7 +217,7 @@ _ABSENT: Final = {"None", "nan", "NaT", "<NA>"}
 def _convert_container(value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return value
-    if isinstance(value, Rescaled):
+    if isinstance(value, LazyRows):
         return cast("Array", value)
     if hasattr(value, "detach"):
         value = value.detach().cpu()

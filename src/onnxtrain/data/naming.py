@@ -508,8 +508,8 @@ def as_input(column: Array, spec: TensorSpec) -> Array:
     return column[:, None] if spec.shape is not None and len(spec.shape) == 2 and column.ndim == 1 else column
 
 
-def rows_to_inputs(rows: np.ndarray, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Split the columns of a table among the inputs of a model, in order.
+def rows_to_inputs(rows: Any, inputs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """Split the columns of a table among the inputs of a model, in order; a sparse one stays so for one input [N, F].
 
     An input takes as many columns as its shape has elements without the batch axis; an input of unknown size takes one,
     or all where it is the only input.
@@ -520,6 +520,10 @@ def rows_to_inputs(rows: np.ndarray, inputs: Sequence[TensorSpec]) -> dict[str, 
         (3, 1, 2, 2)
     """
     shapes = {spec.name: _example_shape(spec) for spec in inputs}
+    if hasattr(rows, "toarray"):
+        if len(inputs) == len(shapes[inputs[0].name]) == 1:
+            return {inputs[0].name: rows}
+        rows = rows.toarray()
     if len(inputs) == 1 and None in shapes[inputs[0].name]:
         return {inputs[0].name: _of_kind(rows, inputs[0])}
     sizes = {name: tuple(1 if size is None else size for size in shape) for name, shape in shapes.items()}

@@ -63,7 +63,7 @@ _SAME_SHAPE = frozenset(
     {"Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Cosh"}
     | {"CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log"}
     | {"LogSoftmax", "Neg", "Not", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax"}
-    | {"Softplus", "Sqrt", "Tan", "Tanh", "BatchNormalization", "ScatterElements", "ScatterND", "Trilu"}
+    | {"CumProd", "Softplus", "Sqrt", "Tan", "Tanh", "BatchNormalization", "ScatterElements", "ScatterND", "Trilu"}
 )
 _TYPED = frozenset(
     {"Conv", "Expand", "Flatten", "Gather", "GatherElements", "LayerNormalization", "Pad", "Slice", "Split"}

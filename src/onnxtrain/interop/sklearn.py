@@ -72,7 +72,7 @@ class Head:
     width: int
 
     @classmethod
-    def of(cls, model: str | os.PathLike[str] | onnx.ModelProto, output: str | None, rows: np.ndarray) -> Self:
+    def of(cls, model: str | os.PathLike[str] | onnx.ModelProto, output: str | None, rows: Any) -> Self:
         """Return the head of a model; if its width is unknown, predict the first row."""
         graph = infer_shapes(ModelFile.load(model).training_model()).graph
         value = named_output(graph, output)
@@ -233,7 +233,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         positions = {name: index for index, name in enumerate(names)}
         return [positions[name] for name in order]
 
-    def _inputs(self, X: np.ndarray) -> dict[str, np.ndarray]:
+    def _inputs(self, X: Any) -> dict[str, Any]:
         """Split X into the model's inputs."""
         order = self._order
         ordered = X if order is None or order == list(range(X.shape[1])) else X[:, order]
@@ -289,7 +289,7 @@ def _to_double(graph: onnx.GraphProto) -> None:
 def checked(estimator: OnnxEstimator, *data: Any, **options: Any) -> Any:
     """Return data that scikit-learn has validated; texts in X, on which it has no advice, get a sentence of our own."""
     try:
-        return validate_data(estimator, *data, **options)
+        return validate_data(estimator, *data, accept_sparse="csr", **options)
     except ValueError as error:
         if "could not convert string to float" not in str(error):
             raise
@@ -375,7 +375,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
+        tags.classifier_tags.multi_label = tags.input_tags.sparse = True
         return tags
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -554,7 +554,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
+        tags.target_tags.multi_output = tags.input_tags.sparse = True
         return tags
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

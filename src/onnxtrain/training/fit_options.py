@@ -211,6 +211,8 @@ class FitOptions:
         for name, value in (("epochs", self.epochs), ("steps_per_epoch", self.steps_per_epoch)):
             if value is not None and value < 1:
                 raise OptionError(f"{name} is {value}; it needs a number of at least 1.")
+        if isinstance(self.steps_per_epoch, float):
+            raise OptionError(f"steps_per_epoch is {self.steps_per_epoch}; it needs a whole number of at least 1.")
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:

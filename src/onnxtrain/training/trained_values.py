@@ -338,11 +338,17 @@ class TrainedValues:
         initializers = self.objective.model.graph.initializers
         first = self.config.optimizer.schema.first_count
         frozen = {name: first for name in given if name not in self.weights and name in initializers}
+        before = self.config
         if frozen:
             self._go_on(dataclasses.replace(self.config, held={**self.config.held, **frozen}), "set_weights")
         arrays = {name: np.asarray(array) for name, array in given.items()}
-        for name, array in arrays.items():
-            self.weights.check(name, array)
+        try:
+            for name, array in arrays.items():
+                self.weights.check(name, array)
+        except OptionError:
+            if frozen:
+                self._go_on(before, "set_weights")
+            raise
         self.weights.update(arrays)
 
     def state_dict(self) -> dict[str, np.ndarray]:

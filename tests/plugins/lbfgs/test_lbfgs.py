@@ -11,7 +11,8 @@ from sklearn.linear_model import LogisticRegression
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.plugins.lbfgs.search import _Search
+from onnxtrain.plugins.lbfgs import search as search_module
+from onnxtrain.plugins.lbfgs.search import _scaled, _Search
 
 RANDOM = np.random.default_rng(0)
 
@@ -60,14 +61,15 @@ def test_logistic_regression_with_weights_of_examples():
     np.testing.assert_allclose(trainer.parameters["b"], theirs.intercept_, rtol=1e-3)
 
 
-def test_rosenbrock():
+@pytest.mark.parametrize("history", [10, None])
+def test_rosenbrock(history):
     def function(v):
         x, y = v
         return (1 - x) ** 2 + 100 * (y - x * x) ** 2, np.array(
             [-2 * (1 - x) - 400 * x * (y - x * x), 200 * (y - x * x)]
         )
 
-    search = _Search(function, np.array([-1.2, 1.0]), 10)
+    search = _Search(function, np.array([-1.2, 1.0]), history)
     losses = [search.loss]
     while np.abs(search.gradient).max() > 1e-10:
         assert search.step()
@@ -75,6 +77,58 @@ def test_rosenbrock():
     np.testing.assert_allclose(search.x, 1, rtol=1e-9)
     assert len(losses) < 60
     assert all(np.diff(losses) <= 0)
+
+
+def test_the_whole_inverse_hessian():
+    """After each step it turns the change of the gradient into the step, and stays symmetric and positive."""
+    hessian = np.diag(np.logspace(-6, 2, 12))
+    search = _Search(lambda v: (float(v @ hessian @ v) / 2, hessian @ v), np.ones(12), None)
+    for _ in range(25):
+        x, gradient = search.x, search.gradient
+        assert search.step()
+        found = search._inverse._h
+        np.testing.assert_allclose(found @ (search.gradient - gradient), search.x - x, rtol=1e-5, atol=1e-12)
+        np.testing.assert_allclose(found, found.T, rtol=1e-6, atol=1e-9 * np.abs(found).max())
+        assert np.linalg.eigvalsh((found + found.T) / 2).min() > 0
+    np.testing.assert_allclose(_scaled(1.0, 1.0, 5), (1.0, 1.0))  # where the steps were right: BFGS
+
+
+def test_least_squares_by_the_whole_inverse_hessian():
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(40, 5)) * [1, 10, 0.1, 3, 1], random.normal(size=(40, 2))
+    trainer = onnxtrain.Trainer(linear(5, 2), loss="mse")
+    found = minimize(trainer, x, y, steps=200, history=None, tolerance=1e-10)
+    assert found.reason == "no element of the gradient is above the tolerance"
+    wanted = np.linalg.lstsq(np.column_stack([x, np.ones(40)]), y, rcond=None)[0]
+    np.testing.assert_allclose(trainer.parameters["w"], wanted[:-1], rtol=1e-7, atol=1e-8)
+
+
+def test_the_whole_inverse_hessian_takes_fewer_steps():
+    hessian = np.diag(np.logspace(-6, 2, 40))
+
+    def steps(history):
+        search = _Search(lambda v: (float(v @ hessian @ v) / 2, hessian @ v), np.ones(40), history)
+        taken = 0
+        while search.loss > 1e-8 and taken < 1000:
+            assert search.step()
+            taken += 1
+        return taken
+
+    assert 3 * steps(None) < steps(5)
+
+
+def test_after_a_restart_the_gradient_has_the_scale_of_the_last_step():
+    search = _Search(lambda v: (50 * float(v @ v), 100 * v), np.ones(3), None)
+    assert search.step()
+    search._inverse.clear()
+    assert not search._inverse
+    np.testing.assert_allclose(search._inverse.direction(np.full(3, 1e-9)), -1e-11)
+
+
+def test_the_whole_inverse_hessian_of_too_many_parameters(monkeypatch):
+    monkeypatch.setattr(search_module, "MOST_PARAMETERS", 2)
+    with pytest.raises(OptionError, match="has 3 parameters; minimize keeps the whole inverse Hessian of at most 2: "):
+        minimize(onnxtrain.Trainer(linear(2, 1), loss="mse"), np.ones((3, 2)), np.zeros((3, 1)), history=None)
 
 
 def test_a_step_back_from_where_the_loss_is_infinite():

@@ -105,6 +105,19 @@ def test_poisson_is_the_deviance_of_scikit_learn_up_to_a_constant():
     assert values[0] - values[1] == pytest.approx(wanted[0] - wanted[1], rel=1e-5)
 
 
+def test_several_quantiles_take_targets_of_one_column():
+    x = RANDOM.normal(size=(6, 4)).astype(np.float32)
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="quantile((0.1, 0.5, 0.9))")
+    found = trainer.predict(x)
+    wanted = np.mean([mean_pinball_loss(T[:, 0], found[:, place], alpha=q) for place, q in enumerate((0.1, 0.5, 0.9))])
+    for targets in (T[:, :1], T[:, 0], T[:, :1]):
+        assert trainer.evaluate(x, targets)["loss"] == pytest.approx(wanted, rel=1e-5)
+    assert trainer.train_step(x, T[:, :1]) == pytest.approx(wanted, rel=1e-5)
+    trainer.fit(x, T[:, :1], validation=(x, T[:, 0]), progress=False)
+    with pytest.raises(DataError, match=r"shape \(6, 3\)"):
+        trainer.train_step(x, T)
+
+
 def test_cox_takes_weights_of_examples_and_batches_without_events():
     x = RANDOM.normal(size=(6, 4)).astype(np.float32)
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 1)), loss="cox")

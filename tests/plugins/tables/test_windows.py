@@ -255,3 +255,15 @@ def test_a_checkpoint_has_the_scales(tmp_path):
     options = {"target": "load", "validation": 0.2, "checkpoint": tmp_path, "progress": False}
     again.fit(windows, epochs=2, resume=True, **options)
     assert again.data_adapter.names.kept == first.data_adapter.names.kept
+
+
+@pytest.mark.parametrize("kind", ["date_range", "period_range"])
+def test_an_index_of_dates_that_goes_back_is_refused(kind):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(TABLE, index=getattr(pandas, kind)("2024-01-01", periods=ROWS, freq="h"))
+    ours, theirs = trainer(), trainer()
+    ours.fit(Windows(table, WINDOW, HORIZON), target="load", epochs=1, progress=False)
+    theirs.fit(Windows(TABLE, WINDOW, HORIZON), target="load", epochs=1, progress=False)
+    np.testing.assert_array_equal(ours.get_weights(flat=True), theirs.get_weights(flat=True))
+    with pytest.raises(DataError, match="the index of the table goes back in time; sort the rows by it"):
+        trainer().fit(Windows(table[::-1], WINDOW, HORIZON), target="load", epochs=1, progress=False)

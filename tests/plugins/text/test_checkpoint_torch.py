@@ -47,14 +47,14 @@ class Logits(torch.nn.Module):
         return self.network(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
 
 
-def exported(folder, name, *, dynamo=False):
-    """Export a model with random weights, also in norms and biases, beside its config.json."""
+def exported(folder, name, *, dynamo=False, fresh=False):
+    """Export a model with random weights, also in norms and biases unless it is fresh, beside its config.json."""
     kind, sizes = MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**sizes)
     network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in network.parameters():
+        for parameter in () if fresh else network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     network.config.save_pretrained(folder)
     shapes = {"dynamic_axes": {"input_ids": {0: "N", 1: "T"}}}
@@ -86,14 +86,17 @@ def loaded(folder):
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_computes_the_same_logits(tmp_path, name, dynamo):
+def test_transformers_computes_the_same_logits(tmp_path, capsys, name, dynamo):
     path = exported(tmp_path, name, dynamo=dynamo)
+    capsys.readouterr()
     lora = onnxtrain.Lora(rank=4, targets="all-linear")
     trainer = onnxtrain.Trainer(path, loss="next_token", optimizer="adam(lr=0.01)", lora=lora)
     for _ in range(3):
         trainer.train_step(IDS, IDS)
     trainer.save(tmp_path / "tuned.onnx_adapter")
-    assert main(["adapter", "merge", str(path), f"{tmp_path}/tuned.onnx_adapter", "-o", f"{tmp_path}/merged"]) == 0
+    command = ["adapter", "merge", str(path), f"{tmp_path}/tuned.onnx_adapter", "-o", f"{tmp_path}/merged", "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"written": f"{tmp_path}/merged"}
     ours = trainer.predict(IDS)
     np.testing.assert_allclose(loaded(tmp_path / "merged"), ours, atol=1e-5)
     assert np.abs(onnxtrain.predict(path, IDS) - ours).max() > 0.01
@@ -111,6 +114,25 @@ def test_models_trained_in_full(tmp_path, name):
     command = ["checkpoint", f"{tmp_path}/tuned.onnx", "-o", f"{tmp_path}/whole", "--base-model", str(tmp_path)]
     assert main(command) == 0
     np.testing.assert_allclose(loaded(tmp_path / "whole"), trainer.predict(IDS), atol=1e-5)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma", "gpt_neox"])
+def test_norms_of_a_fresh_model_that_the_exporter_merged(tmp_path, name):
+    """The newer exporter writes equal scales and biases once, which each module of the checkpoint has."""
+    path = exported(tmp_path, name, dynamo=True, fresh=True)
+    trainer = onnxtrain.Trainer(path, loss="next_token", optimizer="adam(lr=0.01)")
+    for _ in range(3):
+        trainer.train_step(IDS, IDS)
+    trainer.save(tmp_path / "tuned.onnx")
+    if name == "gpt_neox":  # two norms of one value are one node
+        with pytest.raises(ModelError, match=r"which module has .*post_attention_layernorm.*optimize=False"):
+            save_checkpoint(tmp_path / "tuned.onnx", tmp_path / "whole")
+        return
+    save_checkpoint(tmp_path / "tuned.onnx", tmp_path / "whole")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(model(torch.tensor(IDS)).logits.numpy(), trainer.predict(IDS), atol=1e-5)
 
 
 @pytest.mark.sweep

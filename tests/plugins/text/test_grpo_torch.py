@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import onnxtrain
 from onnxtrain.plugins.text.reading import reference
 from onnxtrain.plugins.text.reinforcement import Answers, advantages_of
 from plugins.text.chats import tokenizer
-from plugins.text.test_preferences_torch import exported, network
+from plugins.text.test_preferences_torch import PLAIN, RATE, exported, network
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -27,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of PyTorch, its exporter, PEFT and TRL, about themselves
 ]
 
-RATE, STEPS = 3e-3, 4
+STEPS = 4
 
 
 def reward(prompts, completions, **columns):
@@ -55,17 +56,7 @@ def recorded(model, folder, **settings):
         num_generations=4,
         max_completion_length=6,
         max_steps=STEPS,
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        weight_decay=0.01,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        disable_tqdm=True,
-        logging_strategy="no",
+        **PLAIN,
         **settings,
     )
     words = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
@@ -136,6 +127,9 @@ def test_genai_samples_with_the_current_adapter(tmp_path):
     transformers.PreTrainedTokenizerFast.from_pretrained(words).save_pretrained(checkpoint)
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", "checkpoint", "-o", "folder"]
     subprocess.run([*command, "-p", "fp32", "-e", "cpu", "-c", "cache"], cwd=tmp_path, check=True, capture_output=True)
+    settings = json.loads((tmp_path / "folder" / "genai_config.json").read_text())
+    settings["search"] |= {"repetition_penalty": 5.0, "no_repeat_ngram_size": 2}  # not what the policy samples from
+    (tmp_path / "folder" / "genai_config.json").write_text(json.dumps(settings))
     lora = onnxtrain.Lora(rank=4, targets="all-linear")
     learner = onnxtrain.Trainer(tmp_path / "folder", loss="grpo", optimizer="adam(lr=0.02)", lora=lora)
     seen = []

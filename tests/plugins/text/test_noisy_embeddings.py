@@ -46,6 +46,31 @@ def test_steps_have_noise_and_nothing_else(tmp_path: Any) -> None:
     ]
 
 
+def test_a_trainer_in_a_callback_has_no_noise(tmp_path: Any) -> None:
+    path = language_model(tmp_path / "model.onnx")
+    inner: list[float] = []
+
+    class Trains(callbacks.Callback):
+        def on_step_end(self, state: Any) -> None:
+            inner.extend(trained(path, steps=1)[1])
+
+    found = trained(path, Trains(), callbacks.NEFTune(5), steps=2)[1]
+    assert len(set(found)) == 2
+    assert set(inner) == set(trained(path, steps=1)[1])
+    assert not set(inner) & set(found)
+
+
+def test_a_resumed_training_draws_new_noise(tmp_path: Any) -> None:
+    path = language_model(tmp_path / "model.onnx")
+    losses: list[float] = []
+    for epochs, resume in ((2, False), (4, True)):
+        kept, trainer = Losses(), onnxtrain.Trainer(path, loss="next_token", optimizer="sgd(lr=0)")
+        more = {"callbacks": [kept, callbacks.NEFTune(5)], "checkpoint": tmp_path / "kept", "resume": resume}
+        trainer.fit(DATA, epochs=epochs, batch_size=4, shuffle=False, progress=False, **more)
+        losses += kept.found
+    assert len(set(losses)) == len(losses) == 4
+
+
 def test_an_adapter_of_the_table_has_no_noise_of_its_own(tmp_path: Any) -> None:
     """The embedding and its adapter are one value, which gets the noise of its width once."""
     path, kept = language_model(tmp_path / "model.onnx"), Losses()

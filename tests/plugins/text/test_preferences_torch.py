@@ -28,6 +28,21 @@ pytestmark = [
 
 STEPS, VOCABULARY, RATE = 20, 330, 3e-3
 
+PLAIN = {
+    "learning_rate": RATE,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "weight_decay": 0.01,
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "logging_strategy": "no",
+}
+"""Settings of TRL's trainers: AdamW at a constant rate without clipping, in float32, and silent."""
+
 PAIRS = [
     {"prompt": f"What is {number} and two?\n", "chosen": f"It is {number + 2}.", "rejected": rejected}
     for number, rejected in enumerate(["No.", "I will not say what it is.", "Ask me again later!", "Seven"] * 4)
@@ -121,17 +136,7 @@ def losses_of_trl(trainer, config, model, rows, folder: Path, batch: int, **sett
         output_dir=str(folder / "out"),
         per_device_train_batch_size=batch,
         max_steps=STEPS,
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        weight_decay=0.01,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        disable_tqdm=True,
-        logging_strategy="no",
+        **PLAIN,
         **settings,
     )
     words = transformers.PreTrainedTokenizerFast.from_pretrained(folder, add_bos_token=True)

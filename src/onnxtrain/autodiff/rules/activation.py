@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import onnx_ir as ir
-
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
@@ -39,8 +37,8 @@ def _slope(value: Value, negative: float = 0.0) -> Value:
     positive, one = op.binary("Greater", value, 0), op.scalar(1, value)
     if not 0 <= negative <= 1:
         return op.Where(positive, one, op.scalar(negative, value))
-    slope = op.cast(positive, value.dtype)  # with Clip two thirds of the time of Where on ONNX Runtime
-    return slope if negative == 0 else op.Clip(slope, op.scalar(negative, value), one).with_shape(value.shape)
+    slope = op.cast(positive, value.dtype)  # with Max two thirds of the time of Where on ONNX Runtime
+    return slope if negative == 0 else op.Max(slope, op.scalar(negative, value)).with_shape(value.shape)
 
 
 @register_gradient("Relu")
@@ -162,25 +160,23 @@ def shrink(node: Node, dy: Value) -> Gradients:
 
 @register_gradient("Swish")
 def swish(node: Node, dy: Value) -> Gradients:
-    """y = x s, s = sigmoid(a x): dx = dy (s + a y (1 - s))."""
+    """y = x s, s = sigmoid(u), u = a x: dx = dy s (1 + u (1 - s))."""
     alpha: float = node.attribute("alpha", 1.0)
-    s = node.op.Sigmoid(node.x * alpha)
-    return dy * (s + node.y * (1 - s) * alpha)
+    u = node.x * alpha
+    s = node.op.Sigmoid(u)
+    return dy * (s * (u * (1 - s) + 1))
 
 
 @register_gradient("Mish")
 def mish(node: Node, dy: Value) -> Gradients:
-    """y = x t, t = tanh(log(1 + e^x)): dx = dy (t + x sigmoid(x) (1 - t^2)).
+    """y = x t, t = tanh(log(1 + e^x)): dx = dy (t + x s (1 - t^2)), s = sigmoid(x).
 
-    t = n / (n + 2) with n = e^x (e^x + 2), which is far cheaper than a logarithm.
+    t = s (1 + q) / (1 + q^2) with q = 1 - s, which is far cheaper than a logarithm.
     """
-    op, x = node.op, node.x
-    # Beyond the bound t is 1 to the last digit, and e^2x must not overflow.
-    bound = 5 if x.dtype == ir.DataType.FLOAT16 else 20
-    e = op.Exp(op.Min(x, op.scalar(bound, x)))
-    n = e * (e + 2)
-    t = n / (n + 2)
-    return dy * (t + x * op.Sigmoid(x) * (1 - t * t))
+    s = node.op.Sigmoid(node.x)
+    q = 1 - s
+    t = s * (q + 1) / (q * q + 1)
+    return dy * (t + node.x * s * (1 - t * t))
 
 
 @register_gradient("Gelu")

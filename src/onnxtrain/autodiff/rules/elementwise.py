@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import onnx_ir as ir
 
@@ -264,6 +264,7 @@ def elementwise(node: Node) -> Sequence[Value]:
         if name == "Cast":
             result = op.cast(given[0], x.dtype)
         else:
-            result = op.Log(given[0] + 1) if name == "Log1p" else op.several(name, *given, outputs=1)[0]
+            more: dict[str, Any] = {"fmod": 1} if name == "Mod" else {}
+            result = op.Log(given[0] + 1) if name == "Log1p" else op.several(name, *given, outputs=1, **more)[0]
         values[f"s{place}"] = result.with_shape(x.shape)
     return [result]

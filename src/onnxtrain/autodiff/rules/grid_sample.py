@@ -7,11 +7,13 @@ zero, border and reflection move indices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.placement import (
     LAST,
@@ -49,7 +51,26 @@ class _Taps:
 @register_gradient("GridSample")
 def grid_sample(node: Node, dy: Value) -> Gradients:
     """y[p] = sum_k w_k(grid[p]) x[i_k(grid[p])]: dx[i_k] += w_k dy, dgrid = sum_k w'_k x[i_k] dy."""
-    op, x, grid = node.op, node.x, node.input_required(1)
+    x, grid = node.x, node.input_required(1)
+    if mode_of(node) != "linear":
+        return _gradients(node, dy, x, grid)
+    return emit(node.op, "GridSampleGradient", dy, x, grid, like=[x, grid], **node.attributes())
+
+
+def samples_images(node: ir.Node) -> bool:
+    """Return whether the grid, the last input, is of points of images."""
+    grid = node.inputs[-1]
+    return grid is not None and grid.shape is not None and len(grid.shape) == 4
+
+
+@register_fused("GridSampleGradient", has_kernel=samples_images)
+def grid_sample_gradient(node: Node) -> Sequence[Value | None]:
+    """From dy, x and grid, with GridSample's attributes: dx and dgrid."""
+    return _gradients(node, node.x, node.input_required(1), node.input_required(2))
+
+
+def _gradients(node: Node, dy: Value, x: Value, grid: Value) -> tuple[Value, Value | None]:
+    op = node.op
     rank = x.rank if x.rank is not None else node.rank(grid)
     spatial = rank - 2
     sizes = sizes_of(x, range(rank))
@@ -57,7 +78,7 @@ def grid_sample(node: Node, dy: Value) -> Gradients:
     count = product(sizes_of(grid, range(1, rank - 1)))
     points = shaped(grid, [batch, count, spatial])
     axes = [_axis_taps(node, points, spatial - 1 - axis, sizes[2 + axis]) for axis in range(spatial)]
-    taps = _TAPS[_mode(node)]
+    taps = _TAPS[mode_of(node)]
     number = _combined(op, [axis.index for axis in axes], sizes[2:], taps, (batch, count))
     indices = _for_all_channels(number, batch, channels, multiply(count, taps**spatial))
     each_dy = shaped(dy, [batch, channels, count, 1])
@@ -101,7 +122,8 @@ def affine_grid(node: Node, dy: Value) -> Gradients:
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 
 
-def _mode(node: Node) -> str:
+def mode_of(node: Node) -> str:
+    """The mode by its name from opset 20 on."""
     mode = str(node.attribute("mode", "linear"))
     return {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
 
@@ -114,7 +136,7 @@ def _for_all_channels(number: Value, batch: Size, channels: Size, count: Size) -
 
 
 def _axis_taps(node: Node, points: Value, component: int, size: Size) -> _Taps:
-    op, mode = node.op, _mode(node)
+    op, mode = node.op, mode_of(node)
     padding = node.attribute("padding_mode", "zeros")
     coordinate = op.Gather(points, op.constant(component, np.int64), axis=2)
     length = as_number(op, size, points.dtype)

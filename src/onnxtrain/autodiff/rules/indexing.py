@@ -18,10 +18,14 @@ from onnxtrain.autodiff.placement import (
     flat_positions,
     flat_scatter,
     from_start,
+    joined,
+    known_sizes,
     pad_to,
+    product,
     scatter_rows,
     shaped,
     size_of,
+    sizes_of,
 )
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
@@ -136,9 +140,18 @@ def gather_elements(node: Node, dy: Value) -> Gradients:
 def gather_nd(node: Node, dy: Value) -> Gradients:
     """y[b, i] = x[b, indices[b, i]] with tuples of indices: dx = zeros with dy added there."""
     op, x = node.op, node.x
-    batch = node.attribute("batch_dims")
-    positions = op.GatherND(flat_positions(x), node.input_required(1), batch_dims=batch)
-    return flat_scatter(x, positions, dy), None
+    indices, batch = node.input_required(1), node.attribute("batch_dims", 0)
+    length = None if indices.shape is None else indices.shape[-1]
+    if not isinstance(length, int) or x.rank is None or batch + length == x.rank:
+        return flat_scatter(x, op.GatherND(flat_positions(x), indices, batch_dims=batch), dy), None
+    sizes = sizes_of(x, range(x.rank))  # of rows, as Gather takes them, and of one row
+    rows, width = product(sizes[: batch + length]), product(sizes[batch + length :])
+    numbers = op.Reshape(count_to(op, rows), joined(op, sizes[: batch + length]), allowzero=1)
+    taken = op.Reshape(op.GatherND(numbers, indices, batch_dims=batch), op.ints(-1))
+    flat = op.Reshape(dy, joined(op, [size_of(taken, 0), width]), allowzero=1)
+    (added,) = emit(op, "GatherGradient", flat, taken, joined(op, [rows, width]), like=[None], axis=0)
+    added.ir.dtype = x.dtype
+    return op.reshape_like(added.with_shape(known_sizes([rows, width])), x), None
 
 
 @register_gradient("Compress")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.placement import LAST, count_to, size_of, subtract
 from onnxtrain.autodiff.registry import Gradients, register_gradient
@@ -100,15 +103,18 @@ def gemm(node: Node, dy: Value) -> Gradients:
 
 @register_gradient("Det")
 def determinant(node: Node, dy: Value) -> Gradients:
-    """y = det x: dx = dy cof(x) [..., n, n], where cof(x)ᵢⱼ = (-1)ⁱ⁺ʲ det(x without row i and column j).
+    """y = det x: dx = dy cof(x) [..., n, n], where cof(x)ᵢⱼ = (-1)ⁱ⁺ʲ det(x without row i and column j)."""
+    return emit(node.op, "DetGradient", dy, node.x, like=[node.x])
 
-    Cofactors rather than y x⁻ᵀ: ONNX has no inverse, and a singular x has a gradient, too.
-    """
-    op, x = node.op, node.x
+
+@register_fused("DetGradient")
+def determinant_gradient(node: Node) -> Sequence[Value]:
+    """Cofactors rather than y x⁻ᵀ: ONNX has no inverse, and a singular x has a gradient, too."""
+    op, dy, x = node.op, node.x, node.input_required(1)
     size = None if x.shape is None else x.shape[-1]
     n = op.dimension(x, -1)
     if size == 1:
-        return op.reshape_like(dy, x)
+        return [op.reshape_like(dy, x)]
     numbers = count_to(op, size_of(x, -1))
     rows = op.Unsqueeze(numbers, op.ints(1))
     others = op.Unsqueeze(count_to(op, subtract(size_of(x, -1), 1)), op.ints(0))
@@ -118,4 +124,4 @@ def determinant(node: Node, dy: Value) -> Gradients:
     cofactors = op.Det(op.Transpose(minors, perm=[0, 1, 3, 2, 4]))
     odd = op.Mod(rows + op.Unsqueeze(numbers, op.ints(0)), op.ints(2))
     signed = cofactors * op.cast(1 - 2 * odd, x.dtype)
-    return op.reshape_like(signed * op.reshape(dy, (-1, 1, 1)), x)
+    return [op.reshape_like(signed * op.reshape(dy, (-1, 1, 1)), x)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
@@ -299,18 +300,25 @@ def local_response_normalization(node: Node, dy: Value) -> Gradients:
 
     The second mean is over the channels whose windows contain x.
     """
-    op, x = node.op, node.x
-    alpha: float = node.attribute("alpha", 1e-4)
-    beta: float = node.attribute("beta", 0.75)
-    size: int = node.attribute("size")
-    before, after = (size - 1) // 2, size // 2
-    base = _channel_means(op, x * x, size, before, after) * alpha + node.attribute("bias", 1.0)
-    back = _channel_means(op, dy * node.y / base, size, after, before)
-    return dy / op.Pow(base, op.scalar(beta, x)) - x * back * (2 * alpha * beta)
+    x = node.x
+    base, power = local_response(node)
+    scale: float = 2 * node.attribute("alpha", 1e-4) * node.attribute("beta", 0.75)
+    return dy / power - x * _channel_means(node, dy * node.y / base, turned=True) * scale
 
 
-def _channel_means(op: Builder, value: Value, size: int, before: int, after: int) -> Value:
+def local_response(node: Node) -> tuple[Value, Value]:
+    """LRN's s and s^β; a power takes ten times as long as roots."""
+    op, x, beta = node.op, node.x, node.attribute("beta", 0.75)
+    base = _channel_means(node, x * x) * node.attribute("alpha", 1e-4) + node.attribute("bias", 1.0)
+    root = op.Sqrt(base).with_shape(x.shape)
+    return base, root * op.Sqrt(root).with_shape(x.shape) if beta == 0.75 else op.Pow(base, op.scalar(beta, x))
+
+
+def _channel_means(node: Node, value: Value, *, turned: bool = False) -> Value:
     """Means over windows of channels, with zeros beyond the first and the last."""
+    op, size = node.op, node.attribute("size")
+    pads = [(size - 1) // 2, 0, size // 2, 0]
+    pads = pads[2:] + pads[:2] if turned else pads
     flat = op.Unsqueeze(op.Reshape(value, op.ints(0, 0, -1)), op.ints(1))
-    means = op.AveragePool(flat, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
-    return op.reshape_like(means, value)
+    shares = op.constant(np.full((1, 1, size, 1), 1 / size), value.dtype)
+    return op.reshape_like(op.Conv(flat, shares, kernel_shape=[size, 1], pads=pads), value)

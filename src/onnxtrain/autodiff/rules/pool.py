@@ -76,7 +76,8 @@ def max_unpool(node: Node, dy: Value) -> Gradients:
     kernel and strides imply, even where output_shape gives another one.)
     """
     op, indices = node.op, node.input_required(1)
-    return op.Gather(op.Reshape(dy, op.ints(-1)), indices).with_shape(node.x.shape)
+    flat = op.ints(-1)
+    return op.reshape_like(op.GatherElements(op.Reshape(dy, flat), op.Reshape(indices, flat), axis=0), node.x)
 
 
 @register_gradient("AveragePool")

@@ -82,13 +82,12 @@ def reduce_product(node: Node, dy: Value) -> Gradients:
     """y = prod_i x_i: dx_i = dy prod_(j != i) x_j, exact where some x are zero."""
     op, x = node.op, node.x
     zero, one = op.scalar(0, x), op.scalar(1, x)
-    is_zero = op.Equal(x, zero)
-    factors = op.Where(is_zero, one, x)
-    product = _again(node, "ReduceProd", factors)
-    zeros = op.cast(is_zero, x.dtype)
-    other_zeros = _again(node, "ReduceSum", zeros) - zeros
-    others = spread(node, dy) * product / factors
-    return op.Where(op.Equal(other_zeros, zero), others, zero)
+    zeros = op.cast(op.Equal(x, zero), x.dtype)
+    factors = op.Where(op.Less(zeros, op.scalar(0.5, x)), x, one)
+    product, count = _again(node, "ReduceProd", factors), _again(node, "ReduceSum", zeros)
+    others = spread(node, dy) * product
+    without, with_one = (op.Where(op.Equal(count, number), others, zero) for number in (zero, one))
+    return without / factors + zeros * with_one
 
 
 @register_gradient("ReduceL1", since=18)
@@ -139,15 +138,14 @@ def cumulative_product(node: Node, dy: Value) -> Gradients:
     """
     op, x, axis = node.op, node.x, node.input_required(1)
     exclusive, reverse = node.attribute("exclusive", 0), node.attribute("reverse", 0)
-    zero, one = op.scalar(0, x), op.scalar(1, x)
-    is_zero = op.Equal(x, zero)
-    zeros = op.CumSum(op.cast(is_zero, x.dtype), axis, reverse=reverse)
-    is_first = op.And(is_zero, op.Equal(zeros, one))
-    replaced = op.Where(is_first, one, x)
+    zero, half, one = (op.scalar(number, x) for number in (0, 0.5, 1))
+    zeros = op.cast(op.Equal(x, zero), x.dtype)
+    count = op.CumSum(zeros, axis, reverse=reverse)
+    others = op.Where(op.Less(op.scalar(1.5, x), count), one, 1 - zeros)  # 0 at the first zero, else 1
+    replaced = op.Where(op.Less(others, half), one, x)
     product = op.CumProd(replaced, axis, exclusive=exclusive, reverse=reverse)
-    before = _backwards(node, dy * node.y) / replaced
-    first = op.Where(is_first, _backwards(node, dy * product), zero)
-    return op.Where(op.Equal(zeros, zero), before, first)
+    before, first = _backwards(node, dy * node.y), _backwards(node, dy * product)
+    return op.Where(op.Less(count, half), before / replaced, op.Where(op.Less(others, half), first, zero))
 
 
 def _backwards(node: Node, value: Value) -> Value:

@@ -6,8 +6,12 @@ Zeros that lengthen a signal drop out of its gradient, samples that were cut off
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.placement import (
     Size,
@@ -15,6 +19,7 @@ from onnxtrain.autodiff.placement import (
     as_number,
     as_value,
     count_to,
+    joined,
     multiply,
     pad_to,
     product,
@@ -25,6 +30,10 @@ from onnxtrain.autodiff.placement import (
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
+
+LONGEST, SMOOTH = 4096, 2 * 3 * 5 * 7 * 11 * 13
+"""Of the kernel: its longest transform (more lines leave the caches), and the product of the primes that it takes."""
 
 
 @register_gradient("DFT")
@@ -35,24 +44,52 @@ def dft(node: Node, dy: Value) -> Gradients:
     the first and the middle one counts twice.
     """
     op, x = node.op, node.x
-    axis = _axis(node)
+    axis = axis_of(node)
     one_sided = node.attribute("onesided", 0) == 1
     inverse = node.attribute("inverse", 0) == 1
-    length = _length(node, axis, halves=one_sided and inverse)
+    length = length_of(node, axis, halves=one_sided and inverse)
     count = as_number(op, length, x.dtype)
     if one_sided and inverse:
-        bins = _transform(op, dy, axis, length, onesided=1)
+        bins = transform(op, dy, axis, length, onesided=1)
         dx = bins * (_multiplicity(op, bins, axis, length, x) / count)
-    elif inverse:
-        dx = _transform(op, dy, axis, length) / count
+        cut = op.Slice(dx, op.ints(0), as_value(op, size_of(x, axis)), op.ints(axis))
+        return pad_to(cut, [axis], [0], [size_of(x, axis)]), None, None
+    return _transposed(op, dy, axis, length, x.shape, [size_of(x, axis), size_of(x, -1)], inverse=inverse), None, None
+
+
+def _transposed(
+    op: Builder,
+    dy: Value,
+    axis: int,
+    length: Size,
+    shape: tuple[Dimension, ...] | None,
+    sizes: Sequence[Size],
+    inverse: bool,
+) -> Value:
+    """The transposed map, to a shape with such sizes of the axis and of the last one: 1 where x is real."""
+    if all(isinstance(size, int) for size in (length, *sizes)):
+        numbers = {"length": length, "bins": sizes[0], "parts": sizes[1], "inverse": int(not inverse)}
+        dx = emit(op, "Fourier", dy, like=[dy], axis=axis, divided=int(inverse), **numbers)[0]
     else:
-        dx = _transform(op, dy, axis, length, inverse=1) * count
-    if not (one_sided and inverse):
-        dx = _real_where(dx, x)
-    return _fitted(dx, x, axis), None, None
+        dx = _bins(op, dy, axis, length, sizes, not inverse, inverse)
+    return dx.with_shape(shape)
 
 
-def _axis(node: Node) -> int:
+def smooth(length: int, bins: int) -> bool:
+    """Return whether the kernel computes so many bins: of a length without a large prime factor."""
+    return bins <= length <= LONGEST and SMOOTH ** math.ceil(math.log2(LONGEST)) % length == 0
+
+
+@register_fused(
+    "Fourier", has_kernel=lambda node: smooth(*(node.attributes[name].as_int() for name in ("length", "bins")))
+)
+def fourier(node: Node) -> Sequence[Value]:
+    """The first bins of a DFT, one part of each where they are real, inverse or not, divided by the length or not."""
+    axis, length, *rest = (node.attribute(name) for name in ("axis", "length", "bins", "parts", "inverse", "divided"))
+    return [_bins(node.op, node.x, axis, length, rest[:2], *rest[2:])]
+
+
+def axis_of(node: Node) -> int:
     """The transformed axis: an attribute up to opset 19, then an input."""
     if node.op.opset < 20:
         return int(node.attribute("axis", 1))
@@ -68,15 +105,17 @@ def _axis(node: Node) -> int:
     return int(known.reshape(()))
 
 
-def _length(node: Node, axis: int, *, halves: bool) -> Size:
+def length_of(node: Node, axis: int, *, halves: bool) -> Size:
+    """The length of the transform, by default that of x, of which a one-sided inverse has half."""
     given = node.input(1)
     if given is None:
         size = size_of(node.x, axis)
         return multiply(add(size, -1), 2) if halves else size
-    return _as_size(given)
+    return as_size(given)
 
 
-def _as_size(value: Value) -> Size:
+def as_size(value: Value) -> Size:
+    """The number in a value, where it is known."""
     known = value.constant()
     if known is not None:
         return int(known.reshape(()))
@@ -84,7 +123,8 @@ def _as_size(value: Value) -> Size:
     return op.cast(op.Reshape(value, op.ints(1)), op.ints(0).dtype)
 
 
-def _transform(op: Builder, value: Value, axis: int, length: Size, **attributes: int) -> Value:
+def transform(op: Builder, value: Value, axis: int, length: Size, **attributes: int) -> Value:
+    """DFT in the form of its opset."""
     scalar = op.constant(length, np.int64) if isinstance(length, int) else op.Reshape(length, op.ints())
     if op.opset < 20:
         return op.DFT(value, scalar, axis=axis, **attributes)
@@ -109,30 +149,28 @@ def _multiplicity(op: Builder, bins: Value, axis: int, length: Size, x: Value) -
     return op.Reshape(factor, op.ints(-1, *[1] * behind))
 
 
-def _real_where(dx: Value, x: Value) -> Value:
-    """The real parts if x has no imaginary ones."""
-    op = dx.op
-    return op.Slice(dx, op.ints(0), as_value(op, size_of(x, -1)), op.ints(-1))
-
-
-def _fitted(dx: Value, x: Value, axis: int) -> Value:
-    """Cut or pad the transformed axis to its size in x."""
-    op = dx.op
-    size = size_of(x, axis)
-    cut = op.Slice(dx, op.ints(0), as_value(op, size), op.ints(axis))
-    return pad_to(cut, [axis], [0], [size])
+def _bins(
+    op: Builder, value: Value, axis: int, length: Size, sizes: Sequence[Size], inverse: bool, divided: bool
+) -> Value:
+    """The transform, cut or padded to the sizes along its axis and the last one."""
+    found = transform(op, value, axis, length, **({"inverse": 1} if inverse else {}))
+    if inverse and not divided:
+        found = found * as_number(op, length, value.dtype)
+    elif divided and not inverse:
+        found = found / as_number(op, length, value.dtype)
+    cut = op.Slice(found, op.ints(0, 0), joined(op, sizes), op.ints(axis, -1))
+    return pad_to(cut, [axis], [0], sizes[:1])
 
 
 @register_gradient("STFT")
 def stft(node: Node, dy: Value) -> Gradients:
     """y[f] = F (w x_f), x_f the frame of x that begins at f step: dx_f = w Fᴴ dy[f], dw = sum_f x_f Fᴴ dy[f]."""
     op, x, window = node.op, node.x, node.input(2)
-    step = _as_size(node.input_required(1))
-    length = _frame_length(node)
+    step = as_size(node.input_required(1))
+    length = frame_length(node)
     if x.shape is not None and len(x.shape) == 2:  # PyTorch's older exporter leaves out the last axis
         x = op.Unsqueeze(x, op.ints(-1)).with_shape((*x.shape, 1))
-    frames = _transform(op, dy, 2, length, inverse=1) * as_number(op, length, x.dtype)
-    frames = _real_where(frames, x).with_shape((None, None, None, None))
+    frames = _transposed(op, dy, 2, length, (None, None, None, None), [length, size_of(x, 2)], inverse=False)
     batch, samples, parts, count = size_of(x, 0), size_of(x, 1), size_of(x, 2), size_of(dy, 1)
     starts = op.Mul(count_to(op, count), as_value(op, step))
     positions = op.Reshape(op.Add(op.Unsqueeze(starts, op.ints(1)), count_to(op, length)), op.ints(-1))
@@ -149,8 +187,9 @@ def stft(node: Node, dy: Value) -> Gradients:
     return dx, None, op.ReduceSum(products, op.ints(0, 2), keepdims=0), None
 
 
-def _frame_length(node: Node) -> Size:
+def frame_length(node: Node) -> Size:
+    """The length of the frames of an STFT."""
     given, window = node.input(3), node.input(2)
     if given is not None:
-        return _as_size(given)
+        return as_size(given)
     return size_of(node.x, 1) if window is None else size_of(window, 0)

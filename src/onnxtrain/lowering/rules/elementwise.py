@@ -9,16 +9,19 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.graph.value import constant_number, dimensions, is_float
 from onnxtrain.lowering.patterns import Match, operators
 from onnxtrain.lowering.rewrite import Rewrite, Rule
 from onnxtrain.operators.registry import OPTIMIZERS
 
 OPERATOR = "Elementwise"
 
-STEPS = frozenset(
-    {"Abs", "Add", "Cast", "Div", "Greater", "Less", "Mul", "Neg", "Relu", "Sigmoid", "Sign", "Sub", "Sum", "Where"}
-)
+SLOW = frozenset({"Abs", "Atanh", "Cos", "Cosh", "Log", "Mod", "Pow", "Sign", "Sin", "Sinh", "Tan", "Where"})
+"""Steps that ONNX Runtime computes element by element, which are a chain even alone."""
+
+STEPS = SLOW | {
+    *("Add", "Cast", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mul", "Neg", "Relu", "Sigmoid", "Sub", "Sum")
+}
 """Operators that a chain may have; a Sum is several additions."""
 
 WRITTEN: Mapping[str, tuple[str, Mapping[str, float]]] = {
@@ -27,6 +30,7 @@ WRITTEN: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "HardSigmoid": ("Mul x alpha; Add s0 beta; Min s1 1; Relu s2", {"alpha": 0.2, "beta": 0.5}),
     "HardSwish": ("Mul x 0.16666666666666666; Add s0 0.5; Min s1 1; Relu s2; Mul x s3", {}),
     "LeakyRelu": ("Mul x alpha; Less x 0; Where s1 s0 x", {"alpha": 0.01}),
+    "Mish": ("Sigmoid x; Sub 1 s0; Add s1 1; Mul s0 s2; Mul s1 s1; Add s4 1; Div s3 s5; Mul x s6", {}),
     "Selu": (
         "Exp x; Sub s0 1; Mul s1 alpha; Less x 0; Where s3 s2 x; Mul s4 gamma",
         {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805},
@@ -36,12 +40,12 @@ WRITTEN: Mapping[str, tuple[str, Mapping[str, float]]] = {
         {"bias": 0, "lambd": 0.5},
     ),
     "Softplus": ("Abs x; Neg s0; Exp s1; Log1p s2; Relu x; Add s3 s4", {}),
+    "Swish": ("Mul x alpha; Sigmoid s0; Mul x s1", {"alpha": 1}),
     "ThresholdedRelu": ("Greater x alpha; Where s0 x 0", {"alpha": 1}),
 }
-"""Operators that a chain has as several steps, with the defaults of their attributes: ONNX Runtime computes them
-element by element, so that they are a chain even alone."""
+"""Operators that a chain has as several steps, with the defaults of their attributes; they are a chain even alone."""
 
-_ALONE = frozenset({*WRITTEN, "Abs", "Sign", "Where"})
+_ALONE = SLOW | set(WRITTEN)
 
 _ELEMENTWISE = STEPS | set(WRITTEN)
 
@@ -49,6 +53,8 @@ _COPIED = "Sigmoid"
 """Recomputed in each chain that reads it, if only chains do: it is then not kept for the gradient."""
 
 MOST_INPUTS, MOST_STEPS = 8, 16
+
+_SPLIT = {name: [step.split() for step in text.split(";")] for name, (text, _) in WRITTEN.items()}
 
 
 def fuse_elementwise(model: ir.Model) -> None:
@@ -158,10 +164,9 @@ def _emit(op: Builder, match: Match) -> Value:
 
 def _written(node: ir.Node) -> list[tuple[str, list[str | float]]]:
     """The steps of an operator that a chain has as several: operator and operands, of which some are numbers."""
-    text, defaults = WRITTEN[node.op_type]
+    defaults = WRITTEN[node.op_type][1]
     given = {name: node.attributes.get_float(name, default) for name, default in defaults.items()}
-    steps = [step.split() for step in text.split(";")]
-    return [(operator, [_operand(word, given) for word in words]) for operator, *words in steps]
+    return [(operator, [_operand(word, given) for word in words]) for operator, *words in _SPLIT[node.op_type]]
 
 
 def _operand(word: str, given: Mapping[str, float]) -> str | float:
@@ -184,7 +189,7 @@ def _inputs(nodes: Iterable[ir.Node], chain: Sequence[ir.Node]) -> list[ir.Value
 
 def _count(node: ir.Node) -> int:
     if node.op_type in WRITTEN:
-        return len(_written(node))
+        return len(_SPLIT[node.op_type])
     return len(node.inputs) - 1 if node.op_type == "Sum" else 1
 
 
@@ -209,6 +214,10 @@ def _shape(node: ir.Node) -> tuple[object, ...] | None:
         return None
     if _count(node) == 0 or (node.op_type == "Cast" and y.dtype != kind):
         return None
+    if node.op_type in ("Max", "Min") and len(node.inputs) != 2:
+        return None
+    if node.op_type == "Pow" and constant_number(node.inputs[1]) in (2, 3):
+        return None  # ONNX Runtime multiplies
     whole = [_is_whole(value, sizes) for value in node.inputs if value is not None]
     return (kind, *sizes) if any(whole) and all(fits is not None for fits in whole) else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
@@ -17,8 +18,11 @@ from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import find_registered_body
 from onnxtrain.autodiff.rules.fused_attention import ATTENTION, ATTENTION_GRADIENT, PACKED, PACKED_GRADIENT
 from onnxtrain.autodiff.rules.fused_batch_norm import normalizes_batches
+from onnxtrain.autodiff.rules.grid_sample import mode_of, samples_images
 from onnxtrain.autodiff.rules.matmul_nbits import GRADIENT, PRODUCT, PackedWeight, multiplied
+from onnxtrain.autodiff.rules.normalization import local_response
 from onnxtrain.autodiff.rules.resize import RESIZE, resize_matrices, resizes_last_axes
+from onnxtrain.autodiff.rules.signal import as_size, axis_of, frame_length, length_of, smooth, transform
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import all_nodes, subgraphs
@@ -130,6 +134,34 @@ def _has_inner_axes(match: Match) -> Sequence[ir.Attr] | str:
     return list(node.attributes.values()) if fits else "few elements are behind its axis"
 
 
+def _reduces_rows(match: Match) -> Sequence[ir.Attr] | str:
+    """Over the first axes, whose sums have the bits of ONNX Runtime's; products over the last ones, too."""
+    (node,) = match.nodes
+    x, axes, *_ = *node.inputs, None
+    shape = None if x is None or x.dtype not in KERNEL_TYPES else dimensions(x)
+    given = None if axes is None or not shape else match.context.main.wrap(axes).constant()
+    if given is None or shape is None or given.size == 0:
+        return "its axes are not known"
+    reduced = sorted(int(axis) % len(shape) for axis in given)
+    first = list(range(len(reduced)))
+    last = [axis + len(shape) - len(reduced) for axis in first]
+    fits = (
+        len(reduced) < len(shape)
+        and shape[-1] not in (None, 1)
+        and reduced in ([first, last] if node.op_type == "ReduceProd" else [first])
+    )
+    return [a for a in node.attributes.values() if a.name == "keepdims"] if fits else "it reduces other axes"
+
+
+def _indexed(match: Match) -> Sequence[ir.Attr] | str:
+    """Running sums and products, and writing at indices, which ONNX Runtime computes element by element."""
+    (node,) = match.nodes
+    x, indices = node.inputs[:2]
+    fits = x is not None and x.dtype in KERNEL_TYPES and indices is not None and indices.dtype == ir.DataType.INT64
+    adds = node.attributes.get_string("reduction", "none") in ("none", "add")
+    return list(node.attributes.values()) if fits and adds else "its types or its reduction have no kernel"
+
+
 def _packed_weight(match: Match) -> PackedWeight | str:
     """ONNX Runtime repacks low-bit weights, and so holds them twice, or dequantizes a whole one for a matmul."""
     (node,) = match.nodes
@@ -154,13 +186,113 @@ def _emit_packed(op: Builder, match: Match) -> Value:
     return matmul if bias is None else matmul + bias
 
 
+def _pools(match: Match) -> str | None:
+    """Norms of windows, or of all elements, whose powers ONNX Runtime computes one by one."""
+    (node,) = match.nodes
+    x, p, least = node.inputs[0], node.attributes.get_int("p", 2), 19 if "dilations" in node.attributes else 13
+    if not _is_float(x) or not _sizes(x) or p not in (1, 2) or match.context.main.opset < least:
+        return "it is not of floats of known rank, or neither of squares nor of absolute values"
+    return "its last windows are no whole ones" if node.attributes.get_int("ceil_mode", 0) else None
+
+
+def _emit_pool(op: Builder, match: Match) -> Value:
+    """Roots of sums: of all, or of means over windows times their elements."""
+    view = Node(match.nodes[0], op)
+    x, attributes = view.x, view.attributes()
+    squares = attributes.pop("p", 2) == 2
+    terms = x * x if squares else op.Abs(x).with_shape(x.shape)
+    if view.operator == "GlobalLpPool":
+        sums = op.ReduceSum(terms, op.ints(*range(2, len(x.shape or ()))), keepdims=1)
+    else:
+        sums = op.AveragePool(terms, count_include_pad=1, **attributes) * float(math.prod(attributes["kernel_shape"]))
+    return op.Sqrt(sums) if squares else sums
+
+
+def _responds(match: Match) -> str | None:
+    (node,) = match.nodes
+    taken = _is_float(node.inputs[0]) and node.attributes["size"].as_int() % 2
+    return None if taken else "it is not of floats, or ONNX Runtime refuses its size"
+
+
+def _emit_response(op: Builder, match: Match) -> Value:
+    view = Node(match.nodes[0], op)
+    return view.x / local_response(view)[1]
+
+
+def _samples(match: Match) -> str | None:
+    (node,) = match.nodes
+    taken = _is_float(node.inputs[0]) and samples_images(node) and mode_of(Node(node, match.context.main)) == "linear"
+    return None if taken else "it is not bilinear, of floats"
+
+
+def _emit_samples(op: Builder, match: Match) -> Value:
+    view = Node(match.nodes[0], op)
+    return emit(op, "GridSample", view.x, view.input_required(1), like=[view.y], **view.attributes())[0]
+
+
+def _frames(match: Match) -> list[int] | str:
+    """The step, the length and the number of the frames."""
+    view = Node(match.nodes[0], match.context.main)
+    computed = any(value is not None and value.constant() is None for value in (view.input(1), view.input(3)))
+    if not _is_float(view.x.ir) or view.x.rank != 3 or computed:
+        return "it is not of floats, or its step or its length is computed"
+    sizes = (as_size(view.input_required(1)), frame_length(view), (_sizes(match.y) or (None, None))[1])
+    known = [size for size in sizes if isinstance(size, int)]
+    return known if len(known) == 3 else "its frames are not counted"
+
+
+def _emit_frames(op: Builder, match: Match) -> Value:
+    """Transforms of frames."""
+    view, (step, length, count) = Node(match.nodes[0], op), match.found
+    unit, end = math.gcd(length, step), (count - 1) * step + length  # elements that are copied together
+    rows = op.reshape(op.Slice(view.x, op.ints(0), op.ints(end), op.ints(1)), [0, end // unit, -1])
+    places = np.arange(count)[:, None] * (step // unit) + np.arange(length // unit)
+    known = (None, count, length, (view.x.shape or ())[2])
+    frames = op.reshape(op.Gather(rows, op.constant(places, np.int64), axis=1), [0, count, length, -1], known)
+    window = view.input(2)
+    windowed = frames if window is None else frames * op.Unsqueeze(window, op.ints(1))
+    return transform(op, windowed.with_shape(known), 2, length, onesided=view.attribute("onesided", 1))
+
+
+def _transforms(match: Match) -> dict[str, int] | str:
+    """The attributes of the kernel's operator, from sizes that are known."""
+    view = Node(match.nodes[0], match.context.main)
+    inverse, one_sided = (view.attribute(name, 0) for name in ("inverse", "onesided"))
+    computed = any(value is not None and value.constant() is None for value in (view.input(1), view.input(2)))
+    if not _is_float(view.x.ir) or not view.x.shape or computed or (inverse and one_sided):
+        return "it is not of floats, its axis or length is computed, or it is a one-sided inverse"
+    axis = axis_of(view)
+    known = view.input(1) is not None or isinstance(view.x.shape[axis], int)
+    length = length_of(view, axis, halves=False) if known else None
+    if not isinstance(length, int) or not smooth(length, length):
+        return "its length is not known to have small factors"
+    bins = length // 2 + 1 if one_sided else length
+    return {"axis": axis, "length": length, "bins": bins, "parts": 2, "inverse": inverse, "divided": inverse}
+
+
+def _emit_transform(op: Builder, match: Match) -> Value:
+    view = Node(match.nodes[0], op)
+    return emit(op, "Fourier", view.x, like=[view.y], **match.found)[0]
+
+
+def _is_float(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype == ir.DataType.FLOAT
+
+
 KERNELS = (
     Rule(operators("cross-entropy", "SoftmaxCrossEntropyLoss"), _emit_loss, _splittable),
     Rule(operators("transposed convolution", "ConvTranspose"), emit_transposed, transposed_convolution),
+    Rule(operators("norms of windows", "LpPool", "GlobalLpPool"), _emit_pool, _pools),
+    Rule(operators("local response", "LRN"), _emit_response, _responds),
+    Rule(operators("bilinear samples", "GridSample"), _emit_samples, _samples),
+    Rule(operators("frames", "STFT"), _emit_frames, _frames),
+    Rule(operators("Fourier transform", "DFT"), _emit_transform, _transforms),
     _ours("Conv", convolution),
     _ours("BatchNormalization", _normalizes),
     Rule(operators("resize", "Resize"), _emit_resize, _mixes_neighbours),
     _ours("LogSoftmax", _has_inner_axes),
+    *(_ours(f"Reduce{name}", _reduces_rows) for name in ("Sum", "Mean", "SumSquare", "Prod")),
+    *(_ours(name, _indexed) for name in ("CumSum", "CumProd", "ScatterElements")),
     Rule(
         operators("low-bit linear layer", "MatMulNBits", domain=MICROSOFT_DOMAIN),
         _emit_packed,
@@ -168,7 +300,7 @@ KERNELS = (
         everywhere=True,
     ),
 )
-"""The operators of others that this project's kernels compute, in order: the loss gives a LogSoftmax."""
+"""The operators of others that this project's kernels compute, in order: the loss gives a LogSoftmax, frames a DFT."""
 
 use_kernels = Rewrite(*KERNELS)
 """Run nodes on this project's own kernels, where these are faster than ONNX Runtime's."""

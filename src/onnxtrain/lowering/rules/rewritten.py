@@ -149,7 +149,33 @@ def _emit_reduction(op: Builder, match: Match) -> Value:
     return op.ReduceSum(op.Abs(x), axes, keepdims=keeps)
 
 
+def _is_of_two(match: Match) -> str | None:
+    return None if len(match.nodes[0].inputs) == 2 else "it has not two operands"
+
+
+def _emit_power(op: Builder, match: Match) -> Value:
+    """Exponents of the shape of the result: a chain reads no rows."""
+    view = Node(match.nodes[0], op)
+    return op.Pow(view.x, op.Expand(view.input_required(1), op.Shape(view.x)).with_shape(view.x.shape))
+
+
+def _spreads(match: Match) -> str | None:
+    a, b = match.nodes[0].inputs
+    known, given = dimensions(a), dimensions(b)
+    floats = a is not None and b is not None and a.dtype == b.dtype and a.dtype in KERNEL_TYPES
+    if not floats or not known or not given or all(size == 1 for size in given):
+        return "its exponent is one number, or of another type"
+    return None if known == dimensions(match.y) != given else "its exponents have the shape of the result"
+
+
+def _emit_sum(op: Builder, match: Match) -> Value:
+    view = Node(match.nodes[0], op)
+    return view.x + view.input_required(1)
+
+
 write_faster = Rewrite(
+    Rule(operators("sum", "Sum"), _emit_sum, _is_of_two),
+    Rule(operators("power", "Pow"), _emit_power, _spreads),
     Rule(operators("product", "Einsum"), _emit, _guard),
     Rule(operators("groups", "GroupNormalization"), _emit_grouped, _grouped),
     Rule(

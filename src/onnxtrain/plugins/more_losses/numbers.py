@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -15,7 +15,17 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
-from onnxtrain.losses.base import ReducedLoss, TargetKind, count_of, known_size, mean_of, mean_over, node_rank, softplus
+from onnxtrain.losses.base import (
+    ReducedLoss,
+    TargetForm,
+    TargetKind,
+    count_of,
+    known_size,
+    mean_of,
+    mean_over,
+    node_rank,
+    softplus,
+)
 from onnxtrain.lowering.training_info.recipe import LossTerms
 from onnxtrain.metrics.base import PredictionKind
 
@@ -156,7 +166,7 @@ class Quantile(ReducedLoss):
 
     Args:
         q: The quantile, between 0 and 1; or several, one for each element along the last axis of the prediction
-            [N, ..., K]. Targets [N, ...] then have one axis less.
+            [N, ..., K]. Targets [N, ...] then have one axis less, or [N, ..., 1].
     """
 
     name: ClassVar[str] = "quantile"
@@ -193,12 +203,33 @@ class Quantile(ReducedLoss):
             )
         return (prediction.shape or ())[:-1]
 
+    def form_of(
+        self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
+    ) -> TargetForm:
+        """Return the shape [N, ..., 1] for targets that have it beside several quantiles."""
+        own = prediction.shape or ()
+        column = isinstance(self.q, tuple) and len(shape) == len(own) and shape[-1] == 1
+        return replace(now, shape=(*own[:-1], 1) if column else None)
+
+    def with_form(self, form: TargetForm) -> Self:
+        """Return the loss for targets of this form."""
+        return self if form.shape is None else cast(Self, _OfColumns(**vars(self)))
+
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
-        several = isinstance(self.q, tuple)
-        apart = (op.Unsqueeze(target, op.ints(-1)) if several else target) - prediction
+        apart = (
+            op.Unsqueeze(target, op.ints(-1)) if node_rank(target) < node_rank(prediction) else target
+        ) - prediction
         q = op.constant(np.asarray(self.q), prediction.dtype)
         return mean_over(op, op.Max(q * apart, (q - 1.0) * apart), prediction, weights)
+
+
+class _OfColumns(Quantile):
+    """Several quantiles of targets [N, ..., 1]."""
+
+    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
+        """Return the shape of the prediction, with one element along the axis of quantiles."""
+        return (*(super().target_shape(prediction, kind) or ()), 1)
 
 
 @checks_arguments

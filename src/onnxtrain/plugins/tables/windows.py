@@ -93,7 +93,7 @@ class Windows(DataSource):
     Inputs are [N, window, columns] of all columns with numbers, also of the targets' past; a model with as many columns
     as there are targets takes these alone. An input [N, window] takes one column, and a model that declares
     [N, columns, window] gets this order. Targets are [N, horizon], of several columns [N, horizon, targets], and with a
-    horizon of 1 [N, targets]. A column of dates is left out; its dates may not go back.
+    horizon of 1 [N, targets]. A column of dates is left out; its dates, or those of an index, may not go back.
 
     Every column is scaled to mean 0 and standard deviation 1 by the rows that are trained on. ``validation=0.2`` cuts
     the table: the first rows are for training, the last fifth for validation, and no window has rows of both, so that
@@ -189,6 +189,7 @@ class Windows(DataSource):
         elif is_frame(source):
             keys = columns_of_table(source, self.name)
             found = {name: _plain(source[key], name) for name, key in keys.items()}
+            _check_index(getattr(source, "index", None), self.name)
         else:
             raise DataError(
                 f"the table of windows is a {type(source).__name__}; give a path, a table of pandas, Polars or "
@@ -373,6 +374,12 @@ def _is_date(array: Array, column: str, name: str) -> bool:
             f"the column '{column}' of {name} goes back in time at row {back[0] + 1}; sort the rows by it."
         ).about(column, got=int(back[0]) + 1)
     return True
+
+
+def _check_index(index: Any, name: str) -> None:
+    """Check that an index of dates, as tables of pandas may have one, does not go back."""
+    if type(index).__name__ in ("DatetimeIndex", "PeriodIndex") and not index.is_monotonic_increasing:
+        raise DataError(f"the index of {name} goes back in time; sort the rows by it (table.sort_index()).").about(name)
 
 
 def _finite(array: Array, column: str, name: str) -> Array:

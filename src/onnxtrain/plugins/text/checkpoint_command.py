@@ -41,6 +41,7 @@ def command(
             "else the folder of the model]",
         ),
     ] = None,
+    json_output: flags.Json = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain checkpoint``."""
@@ -54,4 +55,7 @@ def command(
         }
     )
     save_checkpoint(model, output, adapter=adapter, base_model=base_model)
-    terminal.print_facts({"written": str(output)})
+    if json_output:
+        terminal.print_json({"written": str(output)})
+    else:
+        terminal.print_facts({"written": str(output)})

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
 from onnxtrain.adapters.base_model import BaseModel, packed_layers
 from onnxtrain.adapters.checkpoint import Architecture, Checkpoint
-from onnxtrain.adapters.full_tensors import bias_of, module_tensors, names_in_checkpoint
+from onnxtrain.adapters.full_tensors import ModuleTensor, bias_of, module_tensors, names_in_checkpoint
 from onnxtrain.adapters.layers import Layer, Target
 from onnxtrain.adapters.merging import add_to_weight
 from onnxtrain.adapters.values import evaluate, matrix
@@ -27,11 +27,15 @@ from onnxtrain.editing.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.errors import ModelError
 from onnxtrain.errors.formatting import listed
 from onnxtrain.errors.spelling import checks_arguments
-from onnxtrain.graph.value import is_float
+from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.model_file.exporters import NameOrigin, origin_of
+from onnxtrain.model_file.exporters.pytorch import lost_parameters
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import read_json
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.model_file.writing import write_files
+from onnxtrain.parameters.names import module_paths
+from onnxtrain.parameters.readers import read_through_identity
 from onnxtrain.parameters.trainable import parameter_table
 
 _CONFIG: Final = "config.json"
@@ -167,6 +171,7 @@ def _tensors(
     """Yield the tensors of all layers and of other modules, under the names of the checkpoint."""
     parts: dict[str, _Tensor] = {}
     of_layers: set[str] = set()
+    named: set[str] = set()
     for layer in base.layers:
         weight = str(layer.weight.name)
         merged = partial(_merged, layer, adapted.get(id(layer.node), ()))
@@ -180,11 +185,9 @@ def _tensors(
             if bias is not None:
                 made["bias"] = str(bias.name), target.outputs * 4, partial(_bias, bias, target)
             for word, (name, count, make) in made.items():
-                full = (
-                    f"{architecture.in_checkpoint(target.name)}.{word}"
-                    if split
-                    else names_in_checkpoint(layer, word, architecture)[0]
-                )
+                known = names_in_checkpoint(layer, word, architecture)
+                named.update(known)
+                full = f"{architecture.in_checkpoint(target.name)}.{word}" if split else known[0]
                 parts[full] = _Tensor(full, count, make, frozenset([name]))
     for packed in packed_layers(base.layers, architecture):
         for word in ("weight", "bias"):
@@ -204,12 +207,26 @@ def _tensors(
                 plain = partial(_weight, partial(_merged, head, ()), Target(head))
                 yield _Tensor(name, head.inputs * head.outputs * 4, plain, frozenset([str(head.weight.name)]))
     for name, value in base.graph.initializers.items():
-        if name in of_layers or not is_float(value):
+        if not is_float(value):
             continue
-        for tensor in module_tensors(value, base.layers, architecture):
+        own = [] if name in of_layers else module_tensors(value, base.layers, architecture)
+        several = [one for one in _of_several(value, architecture) if one.names[0] not in named]
+        for tensor in own or several:
             if tensor.word in ("weight", "bias"):
                 size = int(np.prod(tensor.shape)) * 4
                 yield _Tensor(tensor.names[0], size, tensor.in_checkpoint, frozenset([str(name)]))
+
+
+def _of_several(value: ir.Value, architecture: Architecture) -> list[ModuleTensor]:
+    """Return the tensors of an initializer that PyTorch's exporter merged from equal ones, as of fresh norms."""
+    reading, name = read_through_identity(value), str(value.name)
+    paths = (*((name,) if origin_of(name) is NameOrigin.MODULE else ()), *module_paths(value))
+    if len(dimensions(value) or ()) != 1 or not 1 < len(paths) == len(reading) or not all("." in one for one in paths):
+        return []
+    # Exporters compute the sum with the offset of a norm, unless the graph does.
+    is_sum = all(node.op_type != "Add" for node, _ in reading)
+    offsets = [architecture.offset if is_sum and path.endswith("norm.weight") else 0.0 for path in paths]
+    return [ModuleTensor((path,), value, value, offset=offset) for path, offset in zip(paths, offsets, strict=True)]
 
 
 def _initializer(value: ir.Value | None) -> ir.Value | None:
@@ -255,10 +272,16 @@ def _check_complete(base: BaseModel, tensors: list[_Tensor], architecture: Archi
     trained = [row.name for row in parameter_table(model, None) if row.trainable]
     if not architecture.norms:  # the checkpoint has none, the builder writes ones
         trained = [name for name in trained if not architecture.is_norm(name)]
-    if missing := [name for name in trained if name not in held]:
+    layers = {match[0] for one in tensors if (match := _ROOT.match(one.name))}
+    missing = [name for name in trained if name not in held]
+    for name in lost_parameters(base.graph):  # two norms of one value that were equal are one node in the file
+        is_neutral = name.endswith("norm.weight") and architecture.offset != 0
+        if name.endswith(".weight") and any(layer in name for layer in layers) and not is_neutral:
+            missing += [] if any(name.endswith(one.name) for one in tensors) else [name]
+    if missing:
         raise ModelError(
             f"{label!r} cannot be a checkpoint of transformers: the model does not say which module has "
-            f"{listed(missing, 3)}; write the model as .onnx."
+            f"{listed(missing, 3)}; export with torch.onnx.export(..., optimize=False), or write the model as .onnx."
         ).about(label, got=missing)
     if not any(_EMBEDDING.search(one.name) for one in tensors):
         raise ModelError(
@@ -295,8 +318,8 @@ def _with_others(tensors: list[_Tensor], source: Path, label: str) -> list[_Tens
     others = [name for name in known if name not in own and not _HEAD.search(name)]
     of_layers = {match[0] for name in own if (match := _ROOT.match(name))}
     weights = [name for name in others if name.endswith((".weight", ".bias")) and not _BUFFER.search(name)]
-    # The builder leaves out biases that are zero, as those of a model are that nobody trained.
-    weights = [name for name in weights if name.endswith(".weight") or np.asarray(known[name], np.float32).any()]
+    # Exporters leave out biases that are zero, and norms of 1 + w where w is, as of a model that nobody trained.
+    weights = [name for name in weights if known[name].ndim > 1 or np.asarray(known[name], np.float32).any()]
     if lost := [name for name in weights if (match := _ROOT.match(name)) and match[0] in of_layers]:
         raise ModelError(
             f"{label!r} cannot be a checkpoint of transformers: the model lacks {listed(lost, 3)} of {str(source)!r}; "

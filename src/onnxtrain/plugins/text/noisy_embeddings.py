@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any, Final
 
 import numpy as np
@@ -16,8 +16,11 @@ from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 
-_ALPHA: Final[ContextVar[float | None]] = ContextVar("onnxtrain.neftune", default=None)
-"""The alpha of the training that runs."""
+_NOISE: Final = "onnxtrain.neftune"
+"""Entry in the metadata of a lookup that gets noise: alpha, and the step at which its training begins."""
+
+_APART: Final = 7919
+"""Distance of the seeds of two steps: further than a model has lookups."""
 
 _PASSED_THROUGH: Final = (
     "Identity",
@@ -36,11 +39,14 @@ _PASSED_THROUGH: Final = (
 
 def add_noise(model: ir.Model) -> None:
     """Add noise to the rows of tokens that are looked up in tables, in a step graph, in place."""
-    alpha, graph = _ALPHA.get(), model.graph
-    if alpha is None or not any(node.op_type == "Gradient" for node in graph):
+    graph = model.graph
+    noisy_nodes = [node for node in graph if node.op_type == "Gather" and _NOISE in node.metadata_props]
+    if not noisy_nodes or not any(node.op_type == "Gradient" for node in graph):
         return
     op = Builder(graph, model.opset_imports[""])
-    for seed, node in enumerate(list(lookups(graph)), 1):
+    for number, node in enumerate(noisy_nodes, 1):
+        alpha, step = json.loads(node.metadata_props[_NOISE])
+        seed = (number + _APART * step) % (1 << 24)  # a float keeps no larger one
         following = next((other for other in _after(graph, node)), None)
         assert following is not None  # a Gradient node at least
         near, found = op.before(following), node.outputs[0]
@@ -87,8 +93,8 @@ class NEFTune(Callback):
 
         x + u alpha / sqrt(T H),  u uniform in (-1, 1)
 
-    for embeddings x [N, T, H] of T tokens. Predictions, evaluations and the saved model have none. A resumed
-    training begins with the first noise again.
+    for embeddings x [N, T, H] of T tokens. Predictions, evaluations, other trainers and the saved model have
+    none. A resumed training draws other noise than an undisturbed one.
 
     Args:
         alpha: Size of the noise, above 0. The paper takes 5, 10 or 15.
@@ -113,16 +119,20 @@ class NEFTune(Callback):
             OptionError: The model looks up no tokens in a table.
         """
         trainer = state.trainer
-        if not any(True for _ in lookups(trainer.objective.model.graph)):
+        found = list(lookups(trainer.objective.model.graph))
+        if not found:
             raise OptionError(
                 "NEFTune adds noise to embeddings of tokens, but the model looks up no token ids in a table."
             )
-        self._token, self._trainer = _ALPHA.set(self.alpha), trainer
+        for node in found:
+            node.metadata_props[_NOISE] = json.dumps([self.alpha, state.step])
+        self._trainer = trainer
         trainer.executor.change(trainer.objective, trainer.config)
 
     def close(self) -> None:
         """Let later steps add none."""
         if self._trainer is not None:
-            _ALPHA.reset(self._token)
+            for node in lookups(self._trainer.objective.model.graph):
+                node.metadata_props.pop(_NOISE, None)
             self._trainer.executor.change(self._trainer.objective, self._trainer.config)
             self._trainer = None

@@ -332,6 +332,10 @@ def _sampler(
     return sample
 
 
+_PLAIN = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "num_beams": 1}
+"""Settings of a folder of onnxruntime-genai that would sample from another distribution than the policy's."""
+
+
 class _OfGenai:
     """Samples by onnxruntime-genai: a copy of the folder with slots, into which the current adapter is loaded."""
 
@@ -371,6 +375,7 @@ class _OfGenai:
                 max_length=length + self._tokens,
                 do_sample=True,
                 random_seed=int(self._random.integers(1 << 31)),
+                **_PLAIN,
                 **self._search,
             )
             generator = genai.Generator(self._model, settings)

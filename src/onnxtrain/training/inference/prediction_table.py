@@ -33,7 +33,7 @@ Table = dict[str, Array]
 def prediction_table(
     outputs: Mapping[str, Array],
     *,
-    examples: Sequence[str] | None = None,
+    examples: Sequence[str] | Mapping[str, Array] | None = None,
     labels: Labels | None = None,
     probabilities: bool = False,
     kind: ScoreKind | Mapping[str, ScoreKind | None] | None = None,
@@ -43,7 +43,7 @@ def prediction_table(
     """Convert outputs to columns; with ``labels`` or ``probabilities``, the first output holds class scores [N, C].
 
     Outputs that have labels of their own, and kinds, by name, have columns that begin with the name; ``targets`` has
-    names of the columns of outputs.
+    names of the columns of outputs. ``examples`` are files, or columns by name.
     """
     size = len(next(iter(outputs.values())))
     for name, array in outputs.items():
@@ -51,7 +51,10 @@ def prediction_table(
             raise OptionError(
                 f"the output '{name}' has the shape {array.shape}, not one entry for each example."
             ).about(name, got=array.shape)
-    table: Table = {"example": np.arange(size)} if examples is None else {"file": np.array(examples, np.str_)}
+    named = examples if isinstance(examples, Mapping) else {"file": np.array(examples, np.str_)}
+    if twice := named.keys() & {"label", "probability", *outputs}:
+        raise OptionError(f"the rows are named by the column '{min(twice)}', which predictions have, too; rename it.")
+    table: Table = {"example": np.arange(size)} if examples is None else {**named}
     by_output, kinds = labels if isinstance(labels, Mapping) else {}, kind if isinstance(kind, Mapping) else {}
     if not isinstance(labels, Mapping) and not isinstance(kind, Mapping) and (labels is not None or probabilities):
         name = next(iter(outputs)) if output is None else output
