@@ -157,9 +157,9 @@ def test_cosine_and_rmse_are_metrics_of_losses_on_numbers():
             assert found["loss"] == pytest.approx(-cosines.mean(), rel=1e-5)
     gaps = np.where(np.arange(18).reshape(6, 3) == 4, np.nan, T)
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="mse")
-    with pytest.raises(DataError, match="cosine_similarity compares vectors .* without missing targets"):
+    with pytest.raises(DataError, match=r"cosine_similarity compares vectors .* without missing targets"):
         trainer.evaluate(x, gaps, metrics="cosine_similarity")
-    with pytest.raises(OptionError, match="rmse is for numbers, but with the loss softmax_cross_entropy"):
+    with pytest.raises(OptionError, match=r"rmse is for numbers, but with the loss softmax_cross_entropy"):
         onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="cross_entropy").evaluate(x, LABELS, metrics="rmse")
 
 

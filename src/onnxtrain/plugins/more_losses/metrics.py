@@ -39,8 +39,8 @@ def _cosine_similarity(given: MetricInput) -> NamedMetric:
     def measure(y_true: Array, y_pred: Array) -> Terms:
         if y_pred.ndim < 2 or y_pred.shape[-1] < 2:
             raise DataError(
-                f"{name} compares vectors [batch, ..., features] without missing targets, of at least two features, but "
-                f"the predictions have the shape {y_pred.shape}."
+                f"{name} compares vectors [batch, ..., features] without missing targets, of at least two features, "
+                f"but the predictions have the shape {y_pred.shape}."
             ).about(name, got=y_pred.shape)
         rows = (y_pred.size // y_pred.shape[-1], y_pred.shape[-1])
         found = read(y_true.reshape(rows) if y_true.size == y_pred.size else y_true, y_pred.reshape(rows))
