@@ -50,7 +50,7 @@ def _cosine_similarity(given: MetricInput) -> NamedMetric:
 
 
 def _unit(vectors: Values) -> Values:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6))
 
 
 def _numbers(given: MetricInput) -> MetricInput:
