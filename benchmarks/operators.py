@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -34,6 +34,9 @@ from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.pipeline import lower_graph
+
+if TYPE_CHECKING:
+    import torch
 
 DOMAIN, TRAINING = "benchmarks", "ai.onnx.preview.training"
 Step = Callable[[], object]
@@ -146,11 +149,15 @@ def _torch_step(case: Case, arrays: Sequence[np.ndarray], random: np.random.Gene
     backward = torch.from_numpy(np.array(cotangent))
 
     def step() -> list[Any]:
-        # A gradient that is the cotangent itself, or a view that repeats numbers, is written out, as by a session.
+        # A gradient that is the cotangent itself, or a view of it, is written out, as by a session.
         found = torch.autograd.grad(case.peer(*tensors), wanted, backward)
-        return [g.clone() if g.data_ptr() == backward.data_ptr() or 0 in g.stride() else g for g in found]
+        return [g.clone(memory_format=torch.contiguous_format) if _is_view(g, backward) else g for g in found]
 
     return step, {"cotangent": cotangent, "y": y.detach().numpy(), "gradients": [g.numpy() for g in step()]}
+
+
+def _is_view(gradient: torch.Tensor, cotangent: torch.Tensor) -> bool:
+    return gradient.data_ptr() == cotangent.data_ptr() or 0 in gradient.stride() or not gradient.is_contiguous()
 
 
 def _session_step(case: Case, arrays: Sequence[np.ndarray], cotangent: np.ndarray) -> tuple[Step, dict[str, Any]]:

@@ -363,8 +363,14 @@ def _moves(torch: Any, functional: Any) -> list[Case]:
 
     return [
         Case("Concat", [ROWS, ROWS], lambda a, b: torch.cat([a, b], 1), {"axis": 1}),
-        Case("Split", [ROWS], lambda x: torch.chunk(x, 2, 1)[0], {"axis": 1, "num_outputs": 2}, outputs=2),
-        Case("Slice", [ROWS, fixed([8]), fixed([1 << 30]), fixed([1])], lambda x, *_: x[:, 8:]),
+        Case(
+            "Split",
+            [ROWS],
+            lambda x: torch.split_copy(x, x.shape[1] // 2, 1)[0],
+            {"axis": 1, "num_outputs": 2},
+            outputs=2,
+        ),
+        Case("Slice", [ROWS, fixed([8]), fixed([1 << 30]), fixed([1])], lambda x, *_: x[:, 8:].contiguous()),
         Case("Pad", [ROWS, fixed([0, 2, 0, 2])], lambda x, _: functional.pad(x, (2, 2))),
         Case("Expand", [Input(("R", 1)), fixed([1, 256])], lambda x, _: x.expand(-1, 256).contiguous()),
         Case("Tile", [ROWS, fixed([2, 1])], lambda x, _: x.repeat(2, 1)),

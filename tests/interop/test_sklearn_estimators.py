@@ -320,9 +320,6 @@ def test_another_number_of_classes_needs_a_new_head(iris):
 
 def test_invalid_data_are_refused(iris):
     x, y = iris
-    sparse = pytest.importorskip("scipy.sparse")
-    with pytest.raises(TypeError, match="Sparse data was passed"):
-        OnnxClassifier().fit(sparse.csr_array(x), y)
     with raises_sentence("one_class", what="y", got="setosa"):
         OnnxClassifier().fit(x[:50], y[:50])
     with raises_sentence("columns_of_x", what="X", got=4, wanted=64, inputs="64 for 'image'"):

@@ -58,7 +58,7 @@ class Subject:
         generator = random.Random(f"tables {seed} {index}")
         warnings.simplefilter("ignore")
         kinds = [self._csv, self._csv, self._tar]
-        kinds += [self._columns, self._shards, self._series] if self._parquet else []
+        kinds += [self._columns, self._shards, self._series, self._identified] if self._parquet else []
         kinds += [self._sounds] if self._sound else []
         kinds += [self._images] if self._picture else []
         kind = generator.choice(kinds)
@@ -99,6 +99,15 @@ class Subject:
         path = case / generator.choice(("d.csv", "d.parquet"))
         self._table(generator, path)
         self._open(Windows(path, generator.randrange(1, 3), 1), ("N", "T", "F"))
+
+    def _identified(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.data import CsvFile, ParquetFile
+        from onnxtrain.plugins.tables.identified import IdentifiedRows
+
+        path = case / generator.choice(("d.csv", "d.parquet"))
+        self._table(generator, path)
+        source = CsvFile(path) if path.suffix == ".csv" else ParquetFile(path)
+        self._open(IdentifiedRows(source, generator.choice(("c0", "c3", "absent"))), ("N", 3))
 
     def _sounds(self, generator: random.Random, case: Path) -> None:
         from onnxtrain.audio import SoundFolder

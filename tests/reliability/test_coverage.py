@@ -38,7 +38,7 @@ FUZZED = {
     "tables": (
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
         "data/images.py", "data/text_file.py",
-        "plugins/tables/shards.py", "plugins/tables/windows.py", "plugins/audio/sounds.py",
+        "plugins/tables/shards.py", "plugins/tables/windows.py", "plugins/tables/flags.py", "plugins/audio/sounds.py",
     ),
     "images": ("plugins/images/coco.py", "plugins/images/labelled.py", "plugins/images/mask_folder.py"),
     "texts": ("plugins/text/rows.py", "plugins/text/tokenizer_files.py"),
@@ -50,7 +50,7 @@ SERVERS = {"pages": ("federated_pages/page_server.py",)}
 
 OWN = (
     "plugins/pruning/report.py", "cli/export.py", "cli/process.py", "lowering/description.py",
-    "interop/hub.py",
+    "interop/hub.py", "plugins/text/noisy_embeddings.py",
     "data/limited_process.py", "data/limited_worker.py", "data/tokenizing_worker.py", "plugins/text/template_worker.py",
 )  # fmt: skip
 """Readers of trusted data only: files of packages, files just written, messages of worker processes."""

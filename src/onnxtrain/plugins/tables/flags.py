@@ -19,9 +19,7 @@ class TableFlags(DataFlags):
 
     window: int | None = flag(None, "Time series: rows of an input; needs --horizon.", metavar="ROWS")
     horizon: int | None = flag(None, "Time series: rows to predict after them.", metavar="ROWS")
-    id: str | None = flag(
-        None, "Tables: a column that names the rows, no input; `predict` writes it, too.", metavar="NAME"
-    )
+    id: str | None = flag(None, "Tables: a column of names, no input.", metavar="NAME")
 
     def read(self, path: str, loss: str | None) -> Any:
         """Return a table in several files, windows of a table, or rows with names; ``None`` for other data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,8 +17,8 @@ from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.graph import Builder
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 
-_NOISE: Final = "onnxtrain.neftune"
-"""Entry in the metadata of a lookup that gets noise: alpha, and the step at which its training begins."""
+_NOISE: Final = f"onnxtrain.neftune.{secrets.token_hex(8)}"
+"""Entry of a lookup that gets noise, which no file has: alpha, and the step at which its training begins."""
 
 _APART: Final = 7919
 """Distance of the seeds of two steps: further than a model has lookups."""
