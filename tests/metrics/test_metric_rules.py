@@ -23,12 +23,15 @@ from sentences import raises_sentence
 
 oracle = pytest.importorskip("sklearn.metrics")
 
-NAMES = [*BUILT_IN, *DATASET_METRICS, "top_k(2)", "calibration_error(3)"]
+OF_NUMBERS = ("rmse", "cosine_similarity")  # of a plugin
+NAMES = [*BUILT_IN, *DATASET_METRICS, "top_k(2)", "calibration_error(3)", *OF_NUMBERS]
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 LABELS = np.arange(40) % 3
 
 
 def reads(name):
+    if name in OF_NUMBERS:
+        return ("numbers",)
     entry = BUILT_IN.get(name) or DATASET_METRICS.get(name.partition("(")[0])
     return ("classes",) if entry is None else entry.reads
 
@@ -241,6 +244,7 @@ def test_a_binary_output_without_positives():
 
 NUMBERS = {
     "r2": oracle.r2_score,
+    "rmse": oracle.root_mean_squared_error,
     "mean_squared_error": oracle.mean_squared_error,
     "mean_absolute_error": oracle.mean_absolute_error,
     "mean_absolute_percentage_error": oracle.mean_absolute_percentage_error,
@@ -607,7 +611,7 @@ def test_scores_that_are_nan_have_no_label():
 
 def test_save_best_knows_the_direction_of_every_metric():
     small = {"perplexity", "calibration_error", "ece", "expected_calibration_error", "confusion_matrix"}
-    small |= BUILT_IN.keys() - {"accuracy"} | {"rewards/rejected"}
+    small |= BUILT_IN.keys() - {"accuracy"} | {"rewards/rejected", "rmse"}
     for name in [
         *DATASET_METRIC_NAMES,
         *BUILT_IN,

@@ -197,11 +197,11 @@ def to_numpy(value: object, subject: str, hint: str = "", *, may_miss: bool = Fa
 def _filled(array: Array) -> Array | None:
     """Return texts or numbers with empty texts or NaN in place of missing ones; ``None`` for other objects."""
     absent = np.array([str(item) in _ABSENT and not isinstance(item, str) for item in array.flat]).reshape(array.shape)
-    if not all(isinstance(item, str | int | float | np.number) for item in array[~absent]):
+    present = array[~absent]
+    if not all(isinstance(x, str | float | np.number) or (isinstance(x, int) and abs(x) < 2**1023) for x in present):
         return None
-    texts = any(isinstance(item, str) for item in array[~absent])
-    found = np.where(absent, "" if texts else np.nan, array)
-    return found if texts else found.astype(np.float64)
+    texts = any(isinstance(item, str) for item in present)
+    return np.where(absent, "", array) if texts else np.where(absent, np.nan, array).astype(np.float64)
 
 
 def _missing_text(array: Array) -> int | None:

@@ -141,6 +141,28 @@ def test_the_concordance_index_by_hand():
     assert np.isnan(concordance_index(np.array([[1, 0], [2, 0]]), np.array([3.0, 1.0])))
 
 
+def test_cosine_and_rmse_are_metrics_of_losses_on_numbers():
+    def squares(op, prediction, target):
+        return op.ReduceMean((prediction - target) ** 2, keepdims=0)
+
+    x = RANDOM.normal(size=(6, 4)).astype(np.float32)
+    for loss in ("cosine_similarity", "mse", squares):
+        trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss=loss)
+        z = trainer.predict(x).astype(np.float64)
+        cosines = (z * T).sum(1) / np.linalg.norm(z, axis=1) / np.linalg.norm(T, axis=1)
+        found = trainer.evaluate(x, T, metrics="cosine_similarity,rmse", batch_size=4)
+        assert found["cosine_similarity"] == pytest.approx(cosines.mean(), rel=1e-5)
+        assert found["rmse"] == pytest.approx(np.sqrt(((z - T) ** 2).mean(0)).mean(), rel=1e-5)
+        if loss == "cosine_similarity":
+            assert found["loss"] == pytest.approx(-cosines.mean(), rel=1e-5)
+    gaps = np.where(np.arange(18).reshape(6, 3) == 4, np.nan, T)
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="mse")
+    with pytest.raises(DataError, match=r"cosine_similarity compares vectors .* without missing targets"):
+        trainer.evaluate(x, gaps, metrics="cosine_similarity")
+    with pytest.raises(OptionError, match=r"rmse is for numbers, but with the loss softmax_cross_entropy"):
+        onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="cross_entropy").evaluate(x, LABELS, metrics="rmse")
+
+
 @pytest.mark.parametrize("targets", [np.array([1, -1, 1, -1, -1, 1]), np.array([1, 0, 1, 0, 0, 1]) > 0])
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
 def test_the_other_class_is_0_or_minus_1(loss, targets):

@@ -56,6 +56,19 @@ def test_the_suggested_rate_trains():
     assert trainer.evaluate((X, Y))["loss"] < 0.8 * make().evaluate((X, Y))["loss"]
 
 
+def test_a_table_names_its_target(tmp_path):
+    path = tmp_path / "table.csv"
+    rows = [",".join(map(str, [*row, label])) for row, label in zip(X, Y, strict=True)]
+    path.write_text("\n".join(["a,b,c,d,kind", *rows]))
+    found = onnxtrain.find_learning_rate(make(), path, target="kind", steps=20)
+    np.testing.assert_array_equal(found.losses, onnxtrain.find_learning_rate(make(), X, Y, steps=20).losses)
+
+
+def test_a_model_is_no_trainer():
+    with pytest.raises(OptionError, match=r"trainer is a ModelProto; find_learning_rate needs an onnxtrain\.Trainer"):
+        onnxtrain.find_learning_rate(mlp((4, 3)), X, Y)
+
+
 def test_diverged_losses_end_it():
     found = onnxtrain.find_learning_rate(make(), X, Y, lowest=1e-3, highest=1e6, steps=60)
     assert len(found.losses) < 60

@@ -8,7 +8,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain import layers
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.examples import mlp
 
 RNG = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def test_logits_and_probabilities_are_divided_alike():
         assert found.temperature == pytest.approx(first.temperature, rel=1e-4)
 
 
-def test_ignored_labels_distributions_and_texts():
+def test_ignored_labels_distributions_and_texts(tmp_path):
     trainer = sure(3, "cross_entropy")
     wanted = onnxtrain.calibrate(trainer, X[100:], Y[100:]).temperature
     some = np.where(np.arange(300) < 100, -100, Y)
@@ -104,6 +104,12 @@ def test_ignored_labels_distributions_and_texts():
     texts.labels = ("a", "b", "c")
     names = np.array(["a", "b", "c"])[Y]
     assert onnxtrain.calibrate(texts, X[100:], names[100:]).temperature == pytest.approx(wanted, rel=1e-9)
+    lines = [",".join(map(str, [*row, name])) for row, name in zip(X[100:], names[100:], strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,c,d,kind", *lines]))
+    found = onnxtrain.calibrate(texts, tmp_path / "table.csv", target="kind")
+    assert found.temperature == pytest.approx(wanted, rel=1e-9)
+    with pytest.raises(DataError, match="the targets are the labels 'a', 'b', 'c', but"):
+        onnxtrain.calibrate(texts.model(), tmp_path / "table.csv", target="kind")
 
 
 def test_no_temperature_is_best():

@@ -26,8 +26,10 @@ _LOSSES = {
 
 
 def register() -> None:
-    """Add the losses, and the concordance index of survival times."""
+    """Add the losses, and metrics of survival times and numbers."""
     for module, losses in _LOSSES.items():
         for name, loss in losses.items():
             register_loss(name, f"{__name__}.{module}:{loss}")
     register_metric("concordance_index", f"{__name__}.survival:concordance_index")
+    register_metric("rmse", f"{__name__}.metrics:RMSE")
+    register_metric("cosine_similarity", f"{__name__}.metrics:COSINE_SIMILARITY")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.data.naming import TargetNames
 from onnxtrain.errors import NumericalError, OptionError, TrainingHint
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.training.callbacks import Callback, TrainingState
@@ -62,6 +63,7 @@ def find_learning_rate(
     data: Any,
     y: Any = None,
     *,
+    target: TargetNames | None = None,
     lowest: float = 1e-7,
     highest: float = 10.0,
     steps: int = 100,
@@ -75,6 +77,7 @@ def find_learning_rate(
         trainer: The trainer, whose weights are the first ones.
         data: Training data in any form that ``fit`` takes; with ``y`` the inputs alone.
         y: The targets, where ``data`` has none.
+        target: The name of the target in a table, as in ``fit``.
         lowest: The first rate.
         highest: The last rate; the rates between grow by one factor.
         steps: Number of steps, at least 20; fewer where the loss reaches four times its least value before.
@@ -92,6 +95,11 @@ def find_learning_rate(
         >>> 1e-4 < found.suggestion < 1
         True
     """
+    if not isinstance(trainer, Trainer):
+        raise OptionError(
+            f"trainer is a {type(trainer).__name__}; find_learning_rate needs an onnxtrain.Trainer, which has the loss "
+            "and the optimizer."
+        ).about("trainer", got=type(trainer).__name__)
     if not 0 < lowest < highest < math.inf or steps < 20:
         raise OptionError(
             f"lowest is {lowest:g}, highest {highest:g}, steps {steps}; it needs rates above 0 that rise, and at least "
@@ -102,6 +110,7 @@ def find_learning_rate(
         warnings.simplefilter("ignore", TrainingHint)  # the trainer's own training has them
         copy.deepcopy(trainer).fit(
             data if y is None else (data, y),
+            target=target,
             epochs=steps,
             batch_size=batch_size,
             schedule=lambda step: lowest * factor ** min(step, steps - 1),

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.data.conversion import Array
+from onnxtrain.data.naming import TargetNames
 from onnxtrain.editing.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.errors.spelling import checks_arguments
@@ -55,7 +56,12 @@ class Calibrated:
 
 @checks_arguments
 def calibrate(
-    model: Model | Trainer, data: Any, y: Any = None, *, loss: LossLike = "softmax_cross_entropy"
+    model: Model | Trainer,
+    data: Any,
+    y: Any = None,
+    *,
+    target: TargetNames | None = None,
+    loss: LossLike = "softmax_cross_entropy",
 ) -> Calibrated:
     """Fit the temperature of a classifier on held-out data; return a model whose logits are divided by it.
 
@@ -66,6 +72,7 @@ def calibrate(
         model: A path, a loaded model or a trainer; it is not changed.
         data: Held-out data in any form that ``fit`` takes; with ``y`` the inputs alone.
         y: The labels, where ``data`` has none.
+        target: The name of the labels in a table, as in ``fit``.
         loss: The loss of a model; a trainer has its own. ``"binary_cross_entropy"`` for yes-or-no questions.
 
     Raises:
@@ -85,13 +92,13 @@ def calibrate(
     source = data if y is None else (data, y)
     measure = [LossMetric(_scaling)]
     if isinstance(model, Trainer):
-        found = model.evaluate(source, metrics=measure)
+        found = model.evaluate(source, target=target, metrics=measure)
         heads = model.objective.heads
         name, proto = model.objective.only_output, model.model()
         if len(heads) != 1:
             raise OptionError("calibrate needs one loss on classes; make a trainer with the loss of one output.")
     else:
-        found = evaluate(model, source, loss=loss, metrics=measure)
+        found = evaluate(model, source, target=target, loss=loss, metrics=measure)
         name, proto = None, model
     if not isinstance(found["temperature"], tuple):
         raise OptionError("The logits of the held-out data are NaN; no temperature calibrates them.")

@@ -81,7 +81,7 @@ class RunRecord:
 
 _GROWING: Final = (
     *("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r2", "top_", "per_second"),
-    *("rewards/chosen", "rewards/margins", "concordance"),
+    *("rewards/chosen", "rewards/margins", "concordance", "similarity"),
 )
 """Parts of the names of metrics for which larger values are better."""
 
