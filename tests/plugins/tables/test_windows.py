@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 
 import numpy as np
 import onnx
@@ -15,6 +17,7 @@ from onnxtrain import layers
 from onnxtrain.data import TensorSpec, split_validation
 from onnxtrain.data.naming import Wanted
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.training.examples import mlp
 
 RNG = np.random.default_rng(0)
 ROWS = 90
@@ -267,3 +270,32 @@ def test_an_index_of_dates_that_goes_back_is_refused(kind):
     np.testing.assert_array_equal(ours.get_weights(flat=True), theirs.get_weights(flat=True))
     with pytest.raises(DataError, match="the index of the table goes back in time; sort the rows by it"):
         trainer().fit(Windows(table[::-1], WINDOW, HORIZON), target="load", epochs=1, progress=False)
+
+
+@pytest.mark.parametrize("as_index", [False, True])
+@pytest.mark.parametrize(
+    ("removed", "sentence"),
+    [
+        (
+            slice(20, 40),
+            "has a gap from 2024-01-20.* to 2024-02-10.* at row 20, and windows go across it; fill the gap",
+        ),
+        (slice(0, 0), "repeats the date 2024-01-01.* at row 1, and windows go across it; give the rows of each series"),
+        (slice(5, 7), None),  # a weekend
+    ],
+)
+def test_windows_hint_at_gaps_and_at_several_series(removed, sentence, as_index):
+    pandas = pytest.importorskip("pandas")
+    dates = pandas.date_range("2024-01-01", periods=80)
+    if sentence and "repeats" in sentence:
+        dates = dates.repeat(2)
+    table = pandas.DataFrame({"load": np.arange(float(len(dates))), "when": dates})
+    table = table.drop(index=table.index[removed])
+    table = table.set_index("when") if as_index else table
+    trainer = onnxtrain.Trainer(mlp((WINDOW, 8, 1)), loss="mse")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Windows(table, WINDOW, 1), target="load", epochs=1, progress=False)
+    found = [str(each.message) for each in caught if "windows go across" in str(each.message)]
+    assert len(found) == bool(sentence)
+    assert not sentence or re.search(sentence, found[0])

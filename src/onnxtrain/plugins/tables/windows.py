@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -17,12 +18,15 @@ from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.naming import Wanted, column_of, columns_of_table, is_frame, some_names
-from onnxtrain.errors import DataError
+from onnxtrain.errors import DataError, TrainingHint
 from onnxtrain.errors.spelling import checks_arguments
 from onnxtrain.plugins.tables.shards import Shards, is_table, readable
 
 KEPT: Final = "windows"
 """Name of the settings beside a trained model."""
+
+_GAP: Final = 5
+"""Usual steps of time that are a gap: more than a weekend of daily rows."""
 
 _LOOKED_AT: Final = 32
 """Windows whose targets are looked at before the first epoch."""
@@ -93,7 +97,8 @@ class Windows(DataSource):
     Inputs are [N, window, columns] of all columns with numbers, also of the targets' past; a model with as many columns
     as there are targets takes these alone. An input [N, window] takes one column, and a model that declares
     [N, columns, window] gets this order. Targets are [N, horizon], of several columns [N, horizon, targets], and with a
-    horizon of 1 [N, targets]. A column of dates is left out; its dates, or those of an index, may not go back.
+    horizon of 1 [N, targets]. A column of dates is left out; its dates, or those of an index, may not go back. Gaps of
+    more than five times the usual step, and dates that repeat, give a hint.
 
     Every column is scaled to mean 0 and standard deviation 1 by the rows that are trained on. ``validation=0.2`` cuts
     the table: the first rows are for training, the last fifth for validation, and no window has rows of both, so that
@@ -373,13 +378,32 @@ def _is_date(array: Array, column: str, name: str) -> bool:
         raise DataError(
             f"the column '{column}' of {name} goes back in time at row {back[0] + 1}; sort the rows by it."
         ).about(column, got=int(back[0]) + 1)
+    _hint_at_steps(dates, f"the column '{column}' of {name}")
     return True
+
+
+def _hint_at_steps(dates: Array, label: str) -> None:
+    """Warn of dates that repeat, as those of several series do, and of gaps, which windows would go across."""
+    steps = np.diff(dates).astype(np.int64)
+    repeated, usual = np.flatnonzero(steps == 0), np.median(steps) if len(steps) else 0
+    gaps = np.flatnonzero(steps > _GAP * usual)
+    if len(repeated):
+        problem = f"repeats the date {dates[repeated[0]]} at row {repeated[0] + 1}"
+        advice = "give the rows of each series on their own, where these are several"
+    elif len(gaps):
+        problem = f"has a gap from {dates[gaps[0]]} to {dates[gaps[0] + 1]} at row {gaps[0] + 1}"
+        advice = "fill the gap, or train on the rows before it and those behind it in turn"
+    else:
+        return
+    warnings.warn(f"{label} {problem}, and windows go across it; {advice}.", TrainingHint, stacklevel=2)
 
 
 def _check_index(index: Any, name: str) -> None:
     """Check that an index of dates, as tables of pandas may have one, does not go back."""
     if type(index).__name__ in ("DatetimeIndex", "PeriodIndex") and not index.is_monotonic_increasing:
         raise DataError(f"the index of {name} goes back in time; sort the rows by it (table.sort_index()).").about(name)
+    if type(index).__name__ == "DatetimeIndex":
+        _hint_at_steps(_plain(index, name), f"the index of {name}")
 
 
 def _finite(array: Array, column: str, name: str) -> Array:
