@@ -187,7 +187,31 @@ def cases() -> list[Case]:
     inputs = [normal(8, 128, width), indices, np.array([vocabulary, width])]
     layer = f"{vocabulary} x {width}, 1024 rows"
     found.append(Case("GatherGradient", layer, inputs, [(vocabulary, width)], embedding, {"axis": 0}, constants=(2,)))
-    return found + attentions(aten) + linears() + convolutions(aten) + recurrent()
+    return found + transforms(torch) + attentions(aten) + linears() + convolutions(aten) + recurrent()
+
+
+def transforms(torch: Any) -> list[Case]:
+    """Gradients of samples at the points of a grid and of determinants, and a Fourier transform."""
+    aten = torch.ops.aten
+
+    def sampled(dy: Any, x: Any, grid: Any) -> Run:
+        return lambda: aten.grid_sampler_2d_backward(dy, x, grid, 0, 0, False, [True, True])
+
+    def determinant(dy: Any, x: Any) -> Run:
+        y = torch.linalg.det(x.requires_grad_())
+        return lambda: torch.autograd.grad(y, x, dy, retain_graph=True)
+
+    def fourier(x: Any) -> Run:
+        return lambda: torch.fft.fft(torch.view_as_complex(x))
+
+    images, matrices, lines = (8, 16, 56, 56), (256, 8, 8), (64, 1024, 2)
+    inputs = [normal(*images), normal(*images), np.tanh(normal(8, 56, 56, 2))]
+    settings = {"axis": 1, "length": 1024, "bins": 1024, "parts": 2, "inverse": 0, "divided": 0}
+    return [
+        Case("GridSampleGradient", f"{text(images)}, 56 x 56 points", inputs, [1, 2], sampled),
+        Case("DetGradient", text(matrices), [normal(256), normal(*matrices)], [1], determinant),
+        Case("Fourier", "64 x 1024", [normal(*lines)], [0], fourier, settings),
+    ]
 
 
 ATTENTIONS = (

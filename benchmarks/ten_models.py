@@ -1,14 +1,7 @@
-"""Time and peak memory of a training step of ten models in which one operator decides, against PyTorch.
-
-    python benchmarks/ten_models.py --output build/benchmarks/ten.md
-    python benchmarks/ten_models.py --models crnn,wavenet --peers onnxtrain,torch --quick
-
-Options and report are those of ``zoo_step.py``.
-"""
+"""The models of ``ten_step.py``, in each of which one operator decides."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,8 +37,3 @@ TEN: dict[str, ZooModel] = {
         ZooModel("experts", "mixture of 8 dense experts", _of("DenseExperts"), {"x": (64,)}, size=256),
     )
 }
-
-if __name__ == "__main__":
-    from zoo_step import main
-
-    sys.exit(main(models=TEN, description=__doc__))

@@ -24,7 +24,7 @@ def hires(days: int = 730) -> pd.DataFrame:
     table["weather"] = rng.choice(["sun", "clouds", "rain"], days).repeat(3)
     season = np.cos(2 * np.pi * (table["date"].dt.dayofyear - 200) / 365)
     table["temperature"] = 12 + 9 * season + rng.normal(0, 2, len(table))
-    weekend, rain = table["date"].dt.dayofweek >= 5, table["weather"] == "rain"
+    weekend, rain = table["date"].dt.day_of_week >= 5, table["weather"] == "rain"
     park = table["station"] == "park"
     table["hired"] = 60 + 3 * table["temperature"] + np.where(weekend & park, 50, 0) - np.where(rain, 40, 0)
     table["hired"] += rng.normal(0, 6, len(table))
@@ -36,7 +36,7 @@ def calendar(dates: pd.DataFrame) -> np.ndarray:
     """Return the season as a point on a circle, and whether it is a weekend, of a column of dates."""
     days = dates.iloc[:, 0].dt
     angle = 2 * np.pi * days.dayofyear / 365.25
-    return np.stack([np.sin(angle), np.cos(angle), days.dayofweek >= 5], axis=1)
+    return np.stack([np.sin(angle), np.cos(angle), days.day_of_week >= 5], axis=1)
 
 
 def main(folder: Path) -> float:

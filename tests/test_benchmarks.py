@@ -124,7 +124,7 @@ def test_the_zoo_is_compared_with_pytorch(models: str) -> None:
 @pytest.mark.torch
 def test_ten_models_are_compared_with_pytorch(models: str) -> None:
     arguments = ("--quick", "--models", "experts", "--processor", "--rounds", "2", "--folder", models)
-    text = run("ten_models.py", *arguments, "--peers", "onnxtrain,torch")
+    text = run("ten_step.py", *arguments, "--peers", "onnxtrain,torch")
     _, measured = rows(text)
     assert measured[0] == "mixture of 8 dense experts"
     assert min(map(float, measured[2:7])) > 0

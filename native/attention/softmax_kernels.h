@@ -13,19 +13,6 @@ namespace {
 template <typename T>
 constexpr T kNotANumber = static_cast<T>(__builtin_nan(""));
 
-// Horizontal reduction: combines the two halves of a vector, then the halves of that half, down to one value.
-template <std::size_t bytes, typename T, typename Together>
-inline T of_lanes(const T* lanes, Together together) {
-  if constexpr (bytes == sizeof(T)) {
-    return *lanes;
-  } else {
-    typedef T Half __attribute__((vector_size(bytes / 2), aligned(sizeof(T)), may_alias));
-    const Half *halves = reinterpret_cast<const Half*>(lanes);
-    const Half half = together(halves[0], halves[1]);
-    return of_lanes<bytes / 2>(reinterpret_cast<const T*>(&half), together);
-  }
-}
-
 template <typename T>
 inline T sum_of_lanes(const Vector<T>& lanes) {
   return of_lanes<kVectorBytes>(reinterpret_cast<const T*>(&lanes), [](auto a, auto b) { return a + b; });

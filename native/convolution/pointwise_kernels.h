@@ -12,21 +12,8 @@ inline constexpr std::size_t kPixelVectors = kVectorRegisters == 32 ? 3 : 2;
 
 template <typename T>
 void turn(const Turning<T>& task) {
-  constexpr std::size_t lanes = kLanes<T>;
-  std::size_t row = task.begin;
-  const auto one_by_one = [&](std::size_t rows, std::size_t from, std::size_t to) {
-    for (std::size_t r = row; r < row + rows; ++r) {
-      for (std::size_t k = from; k < to; ++k) task.target[r * task.line + k] = task.source[k * task.rows + r];
-    }
-  };
-  for (; row + lanes <= task.end; row += lanes) {
-    std::size_t k = 0;
-    for (; k + lanes <= task.depth; k += lanes) {
-      transpose_block(task.source + k * task.rows + row, task.rows, task.target + row * task.line + k, task.line);
-    }
-    one_by_one(lanes, k, task.depth);
-  }
-  if (row < task.end) one_by_one(task.end - row, 0, task.depth);
+  transpose(task.source + task.begin, task.rows, task.depth, task.end - task.begin, task.target + task.begin * task.line,
+            task.line);
 }
 
 // Calls part(image, pixel, index, count) for each run of consecutive pixels within [begin, end).

@@ -136,5 +136,39 @@ inline void transpose_block(const T* from, std::size_t from_stride, T* to, std::
   for (std::size_t i = 0; i < kLanes<T>; ++i) store(to + i * to_stride, rows[i]);
 }
 
+// From [rows][columns], rows `from_stride` apart, to [columns][rows], `to_stride` apart.
+template <typename T>
+inline void transpose(const T* from, std::size_t from_stride, std::size_t rows, std::size_t columns, T* to,
+                      std::size_t to_stride) {
+  constexpr std::size_t lanes = kLanes<T>;
+  std::size_t column = 0;
+  const auto one_by_one = [&](std::size_t count, std::size_t row) {
+    for (std::size_t c = column; c < column + count; ++c) {
+      for (std::size_t r = row; r < rows; ++r) to[c * to_stride + r] = from[r * from_stride + c];
+    }
+  };
+  for (; column + lanes <= columns; column += lanes) {
+    std::size_t row = 0;
+    for (; row + lanes <= rows; row += lanes) {
+      transpose_block(from + row * from_stride + column, from_stride, to + column * to_stride + row, to_stride);
+    }
+    one_by_one(lanes, row);
+  }
+  if (column < columns) one_by_one(columns - column, 0);
+}
+
+// Horizontal reduction: combines the two halves of a vector, then the halves of that half, down to one value.
+template <std::size_t bytes, typename T, typename Together>
+inline T of_lanes(const T* lanes, Together together) {
+  if constexpr (bytes == sizeof(T)) {
+    return *lanes;
+  } else {
+    typedef T Half __attribute__((vector_size(bytes / 2), aligned(sizeof(T)), may_alias));
+    const Half *halves = reinterpret_cast<const Half*>(lanes);
+    const Half half = together(halves[0], halves[1]);
+    return of_lanes<bytes / 2>(reinterpret_cast<const T*>(&half), together);
+  }
+}
+
 }  // namespace
 }  // namespace onnxtrain

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/vector.h"
-#include "transforms/grid_sample_kernels.h"
+#include "transforms/table.h"
 
 namespace onnxtrain {
 namespace {

@@ -18,38 +18,9 @@ struct Parts {
   typedef T unaligned __attribute__((vector_size(kParts * sizeof(T)), aligned(sizeof(T)), may_alias));
 };
 
-// The sum of a vector's elements: halves are added, down to one.
-template <typename T, std::size_t count, typename V>
-inline T total_of(const V& vector) {
-  if constexpr (count == 1) {
-    T total;
-    __builtin_memcpy(&total, &vector, sizeof(T));
-    return total;
-  } else {
-    typedef T Half __attribute__((vector_size(count / 2 * sizeof(T))));
-    Half halves[2];
-    __builtin_memcpy(halves, &vector, sizeof(halves));
-    return total_of<T, count / 2>(halves[0] + halves[1]);
-  }
-}
-
-// From [rows][columns], rows `from_stride` apart, to [columns][rows], `to_stride` apart.
 template <typename T>
-void transpose(const T* from, std::size_t from_stride, std::size_t rows, std::size_t columns, T* to, std::size_t to_stride) {
-  constexpr std::size_t lanes = kLanes<T>;
-  std::size_t row = 0;
-  for (; row + lanes <= rows; row += lanes) {
-    std::size_t column = 0;
-    for (; column + lanes <= columns; column += lanes) {
-      transpose_block(from + row * from_stride + column, from_stride, to + column * to_stride + row, to_stride);
-    }
-    for (; column < columns; ++column) {
-      for (std::size_t i = row; i < row + lanes; ++i) to[column * to_stride + i] = from[i * from_stride + column];
-    }
-  }
-  for (; row < rows; ++row) {
-    for (std::size_t column = 0; column < columns; ++column) to[column * to_stride + row] = from[row * from_stride + column];
-  }
+inline T sum_of_parts(const typename Parts<T>::type& parts) {
+  return of_lanes<sizeof(parts)>(reinterpret_cast<const T*>(&parts), [](auto a, auto b) { return a + b; });
 }
 
 // Along one axis: the indices of two pixels, their weights, and the derivatives of these by the coordinate. Pixels outside
@@ -182,7 +153,7 @@ void grid_sample_gradient(const GridSampleCall& call, std::size_t first, std::si
           sums[0] += slopes * changed[0];
           sums[1] += slopes * changed[1];
         }
-        T total[2] = {total_of<T, kParts>(sums[0]), total_of<T, kParts>(sums[1])};
+        T total[2] = {sum_of_parts<T>(sums[0]), sum_of_parts<T>(sums[1])};
         for (; at < channels; ++at) {
           T changed[2] = {};
           for (int k = 0; k < 4; ++k) {

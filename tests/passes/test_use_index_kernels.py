@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from onnx import helper
 
 from onnxtrain import custom_ops_library, testing
@@ -123,9 +122,11 @@ PEERS = {
 }
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("operator", PEERS)
 def test_gradients_of_products_with_zeros(operator, kernels):
+    torch = pytest.importorskip("torch")
     shares, peer = PEERS[operator]
     random = np.random.default_rng(0)
     x = random.uniform(0.5, 2, (40, 9))

@@ -190,7 +190,7 @@ def _pools(match: Match) -> str | None:
     """Norms of windows, or of all elements, whose powers ONNX Runtime computes one by one."""
     (node,) = match.nodes
     x, p, least = node.inputs[0], node.attributes.get_int("p", 2), 19 if "dilations" in node.attributes else 13
-    if not _is_float(x) or not _sizes(x) or p not in (1, 2) or match.context.main.opset < least:
+    if not _is_float32(x) or not _sizes(x) or p not in (1, 2) or match.context.main.opset < least:
         return "it is not of floats of known rank, or neither of squares nor of absolute values"
     return "its last windows are no whole ones" if node.attributes.get_int("ceil_mode", 0) else None
 
@@ -210,7 +210,7 @@ def _emit_pool(op: Builder, match: Match) -> Value:
 
 def _responds(match: Match) -> str | None:
     (node,) = match.nodes
-    taken = _is_float(node.inputs[0]) and node.attributes["size"].as_int() % 2
+    taken = _is_float32(node.inputs[0]) and node.attributes["size"].as_int() % 2
     return None if taken else "it is not of floats, or ONNX Runtime refuses its size"
 
 
@@ -221,7 +221,7 @@ def _emit_response(op: Builder, match: Match) -> Value:
 
 def _samples(match: Match) -> str | None:
     (node,) = match.nodes
-    taken = _is_float(node.inputs[0]) and samples_images(node) and mode_of(Node(node, match.context.main)) == "linear"
+    taken = _is_float32(node.inputs[0]) and samples_images(node) and mode_of(Node(node, match.context.main)) == "linear"
     return None if taken else "it is not bilinear, of floats"
 
 
@@ -234,7 +234,7 @@ def _frames(match: Match) -> list[int] | str:
     """The step, the length and the number of the frames."""
     view = Node(match.nodes[0], match.context.main)
     computed = any(value is not None and value.constant() is None for value in (view.input(1), view.input(3)))
-    if not _is_float(view.x.ir) or view.x.rank != 3 or computed:
+    if not _is_float32(view.x.ir) or view.x.rank != 3 or computed:
         return "it is not of floats, or its step or its length is computed"
     sizes = (as_size(view.input_required(1)), frame_length(view), (_sizes(match.y) or (None, None))[1])
     known = [size for size in sizes if isinstance(size, int)]
@@ -259,7 +259,7 @@ def _transforms(match: Match) -> dict[str, int] | str:
     view = Node(match.nodes[0], match.context.main)
     inverse, one_sided = (view.attribute(name, 0) for name in ("inverse", "onesided"))
     computed = any(value is not None and value.constant() is None for value in (view.input(1), view.input(2)))
-    if not _is_float(view.x.ir) or not view.x.shape or computed or (inverse and one_sided):
+    if not _is_float32(view.x.ir) or not view.x.shape or computed or (inverse and one_sided):
         return "it is not of floats, its axis or length is computed, or it is a one-sided inverse"
     axis = axis_of(view)
     known = view.input(1) is not None or isinstance(view.x.shape[axis], int)
@@ -275,7 +275,7 @@ def _emit_transform(op: Builder, match: Match) -> Value:
     return emit(op, "Fourier", view.x, like=[view.y], **match.found)[0]
 
 
-def _is_float(value: ir.Value | None) -> bool:
+def _is_float32(value: ir.Value | None) -> bool:
     return value is not None and value.dtype == ir.DataType.FLOAT
 
 
@@ -382,7 +382,7 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
 def _is_worth_it(node: ir.Node) -> bool:
     """Return whether a node in float is attention, or a layer whose weight is large enough."""
     x = node.inputs[0]
-    is_float = x is not None and x.dtype == ir.DataType.FLOAT
+    is_float = _is_float32(x)
     if node.op_type in (ATTENTION, ATTENTION_GRADIENT, PACKED, PACKED_GRADIENT):
         return is_float
     if node.op_type in CONVOLUTIONS:

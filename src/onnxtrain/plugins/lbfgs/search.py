@@ -209,12 +209,12 @@ class _Matrix:
             hy = self._h @ y
             yhy = float(y @ hy)
             if not yhy > 0:  # rounded away
-                return self.clear()
+                self.clear()
+                return
             tau, phi = _scaled(curvature / sy, yhy / sy, len(s))
         v = np.sqrt(yhy) * (s / sy - hy / yhy)
         self._h /= tau
         self._h += np.stack([hy, v, s], 1) @ np.stack([-hy / (yhy * tau), v * (phi / tau), s / sy])
-        return None
 
     def direction(self, gradient: Vector) -> Vector:
         """Return minus H times the gradient."""
